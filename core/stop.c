@@ -1,0 +1,23 @@
+// Stopping a run from outside: see stop.h.
+#include "stop.h"
+
+#include <signal.h>
+#include <stddef.h>
+
+static volatile sig_atomic_t requested;
+
+static void request(int number) {
+    (void)number;
+    requested = 1;
+}
+
+void stop_on_signals(void) {
+    struct sigaction action = { .sa_handler = request, .sa_flags = SA_RESTART | SA_RESETHAND };     // the second finds the default again
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+bool stop_requested(void) {
+    return requested;
+}
