@@ -169,6 +169,7 @@ static void attention_diagnose(double *sums, const Real *stats, const Attention 
                 s[DIAGNOSE_ALPHA2] += (double)alpha * alpha;
                 s[DIAGNOSE_ALPHA_AT_0] += alpha == 0;
                 s[DIAGNOSE_ALPHA_AT_1] += alpha == 1;
+                s[DIAGNOSE_ALPHA_MA] += head.alpha_ma;
                 s[DIAGNOSE_ALPHA_BINS + bin_of(alpha * 32, ALPHA_BINS)]++;
             }
         }

@@ -327,6 +327,7 @@ static void diagnose_row(double *sums, const FullHead *f, int t) {
     sums[DIAGNOSE_ALPHA2] += f->alpha[t] * f->alpha[t];
     sums[DIAGNOSE_ALPHA_AT_0] += f->alpha[t] == 0;
     sums[DIAGNOSE_ALPHA_AT_1] += f->alpha[t] == 1;
+    sums[DIAGNOSE_ALPHA_MA] += f->a->alpha_ma[f->h];
     sums[DIAGNOSE_ALPHA_BINS + bin_of(f->alpha[t], 0, ALPHA_BINS)] += 1;
 }
 
