@@ -97,7 +97,7 @@ test-python: train_gpt
 	@scripts/run_tests.sh $(addprefix $(PYTHON)=,$(PYTHON_TESTS))
 
 test-asan:
-	@$(MAKE) --no-print-directory SANITIZE=1 BUILD=build/sanitized test-c
+	@ASAN_OPTIONS=allocator_may_return_null=1 $(MAKE) --no-print-directory SANITIZE=1 BUILD=build/sanitized test-c
 
 # ---- the rest ----
 demo: train_gpt

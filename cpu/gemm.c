@@ -86,10 +86,6 @@ typedef struct TileOutput {
 #define TILE_STORE(r)                                                       \
     vector_store(out->c + (r) * out->stride, left##r);                      \
     vector_store(out->c + (r) * out->stride + LANES, right##r);
-#define TILE_FETCH(r)                                           \
-    __builtin_prefetch(out->c + (r) * out->stride, 1);          \
-    __builtin_prefetch(out->c + (r) * out->stride + LANES, 1);
-
 #define TILE_FINISH(ROWS)                                                                                               \
     if (out->bias_or_null) {                                                                                            \
         const vector bias_left = vector_load(out->bias_or_null), bias_right = vector_load(out->bias_or_null + LANES);   \
@@ -104,7 +100,6 @@ typedef struct TileOutput {
 // apart, as packed ones are; or its rows are: their addresses are kept as those of every third, which the processor adds one or two strides to.
 #define DEFINE_TILE(ROWS)                                                                                               \
     static void columns_tile_##ROWS(const TileOutput *out, const real *a, size_t a_stride, const real *b, size_t b_stride, size_t depth) { \
-        FOR_##ROWS(TILE_FETCH)                                                                                          \
         FOR_##ROWS(TILE_ZERO)                                                                                           \
         for (size_t k = 0; k < depth; k++, a += a_stride, b += b_stride) {                                          \
             const vector b_left = vector_load(b), b_right = vector_load(b + LANES);                                     \
@@ -113,7 +108,6 @@ typedef struct TileOutput {
         TILE_FINISH(ROWS)                                                                                               \
     }                                                                                                                   \
     static void rows_tile_##ROWS(const TileOutput *out, const real *a, size_t a_stride, const real *b, size_t b_stride, size_t depth) { \
-        FOR_##ROWS(TILE_FETCH)                                                                                          \
         FOR_##ROWS(TILE_ZERO)                                                                                           \
         const real *a0 = a, *a3 = a0 + 3 * a_stride, *a6 = a3 + 3 * a_stride, *a9 = a6 + 3 * a_stride, *a12 = a9 + 3 * a_stride; \
         for (size_t k = 0; k < depth; k++, b += b_stride) {                                                             \
@@ -163,9 +157,9 @@ static void sum_tile(const TileOutput *out, const PanelOfA *panel, const real *b
 }
 
 // A tile at the right edge goes through memory of its own.
-static void sum_edge_tile(const TileOutput *out, const PanelOfA *panel, size_t columns, size_t bias_columns, const real *b, size_t depth) {
+static void sum_edge_tile(const TileOutput *out, const PanelOfA *panel, size_t columns, size_t bias_columns, const real *b, size_t b_stride, size_t depth) {
     real whole[TILE_ROWS * TILE_COLUMNS];
-    sum_tile(&(TileOutput){ .c = whole, .stride = TILE_COLUMNS }, panel, b, TILE_COLUMNS, depth);
+    sum_tile(&(TileOutput){ .c = whole, .stride = TILE_COLUMNS }, panel, b, b_stride, depth);
     for (int r = 0; r < panel->rows; r++)
         for (size_t j = 0; j < columns; j++) {
             real sum = whole[r * TILE_COLUMNS + j];
@@ -309,11 +303,15 @@ static void compute_tile(const Product *p, const Block *block, const PanelOfA *p
     const size_t n = block->n0 + b_panel * TILE_COLUMNS, columns = smaller(TILE_COLUMNS, block->n0 + block->columns - n), at = m * p->N + n;
     const int first = block->k0 == 0, last = block->k0 + block->depth == p->K, has_bias = first && p->bias && n < p->bias_width;
     const real *b = block->b + b_panel * block->b_panel_stride, *add = first ? p->add : p->c;
+    for (int r = 0; r < panel->rows; r++) {                                    // for the end of the tile
+        __builtin_prefetch(p->c + at + r * p->N, 1);
+        __builtin_prefetch(p->c + at + r * p->N + LANES, 1);
+    }
     const TileOutput out = { p->c + at, add ? add + at : NULL, has_bias ? p->bias + n : NULL, p->N };
     if (columns == TILE_COLUMNS && (!has_bias || n + TILE_COLUMNS <= p->bias_width)) {
         sum_tile(&out, panel, b, block->b_stride, block->depth);
     } else {
-        sum_edge_tile(&out, panel, columns, has_bias ? p->bias_width - n : 0, b, block->depth);
+        sum_edge_tile(&out, panel, columns, has_bias ? p->bias_width - n : 0, b, block->b_stride, block->depth);
     }
     if (last && p->finish != FINISH_NOTHING)
         for (int r = 0; r < panel->rows; r++) finish_row(p, at + r * p->N, columns);

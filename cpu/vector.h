@@ -196,8 +196,19 @@ INLINE vector vector_sqrt(vector x) {
 #endif
 }
 
+// 0, 1, 2, ...
+INLINE vector lane_numbers(void) {
+    static const real numbers[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+    return vector_load(numbers);
+}
+
 // The sum and the largest of the lanes, in a fixed order: halves onto each other.
 INLINE real vector_sum(vector x) {
+#if VECTOR_BYTES == 64 && REAL_IS_DOUBLE
+    return _mm512_reduce_add_pd((__m512d)x);
+#elif VECTOR_BYTES == 64
+    return _mm512_reduce_add_ps((__m512)x);
+#endif
     real lanes[LANES];
     vector_store(lanes, x);
     for (int half = LANES / 2; half > 0; half /= 2)
@@ -206,6 +217,9 @@ INLINE real vector_sum(vector x) {
 }
 
 INLINE double wide_sum(wide x) {
+#if VECTOR_BYTES == 64
+    return _mm512_reduce_add_pd((__m512d)x);
+#endif
     double lanes[WIDE_LANES];
     memcpy(lanes, &x, sizeof lanes);
     for (int half = WIDE_LANES / 2; half > 0; half /= 2)
@@ -221,33 +235,29 @@ INLINE real vector_largest(vector x) {
     return lanes[0];
 }
 
-// 2^n x for whole n as a vector of reals, |n| up to 2 * the largest exponent; what leaves the type's range becomes 0, a denormal or infinity
-INLINE vector vector_scale(vector x, vector n) {
-#if VECTOR_BYTES == 64 && REAL_IS_DOUBLE
-    return (vector)_mm512_scalef_pd((__m512d)x, (__m512d)n);
-#elif VECTOR_BYTES == 64
-    return (vector)_mm512_scalef_ps((__m512)x, (__m512)n);
-#else
-    enum { MANTISSA = REAL_IS_DOUBLE ? 52 : 23, BIAS = REAL_IS_DOUBLE ? 1023 : 127 };
-    const vector magic = vector_all(REAL_IS_DOUBLE ? (real)6755399441055744.0 : (real)12582912.0);  // 1.5 * 2^MANTISSA: n stands in its low bits
-    mask whole = (mask)(n + magic) - (mask)magic, half = whole >> 1, rest = whole - half;           // in two steps, each within the range
-    return x * (vector)((half + BIAS) << MANTISSA) * (vector)((rest + BIAS) << MANTISSA);
-#endif
-}
-
-// e^x to 1 ulp (1.0 in float, 1.1 in double, measured); 0 under the smallest denormal, infinity over the largest number, a NaN stays one.
-// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial with the smallest largest relative error (Remez), 1 + r + r^2 q(r).
-INLINE vector vector_exp(vector x) {
+// e^x to about 1 ulp for x up to EXP_HIGHEST; 0 where it would be under 2^-125 (float), 2^-1021 (double): denormal numbers are slow, and nothing
+// here needs them. A NaN stays one. x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial with the smallest largest relative error (Remez),
+// 1 + r + r^2 q(r).
 #if REAL_IS_DOUBLE
-    const real lowest = -746, highest = 710, magic = 6755399441055744.0;
-    const real ln2_high = 0x1.62e42fefa0000p-1, ln2_low = 0x1.cf79abc9e3b39p-40;
+#define EXP_LOWEST ((real)-707.7)
+#define EXP_HIGHEST ((real)710)
 #else
-    const real lowest = -104, highest = 89, magic = 12582912.0f;
-    const real ln2_high = 0x1.62e400p-1f, ln2_low = 0x1.7f7d1cp-20f;
+#define EXP_LOWEST ((real)-86.64)
+#define EXP_HIGHEST ((real)89)
 #endif
-    x = vector_max(vector_all(lowest), vector_min(vector_all(highest), x));         // in this order of arguments a NaN comes through
-    vector n = (x * (real)1.4426950408889634 + magic) - magic;
-    vector r = (x - n * ln2_high) - n * ln2_low;
+
+INLINE vector vector_exp_below(vector x) {
+#if REAL_IS_DOUBLE
+    const real magic = 6755399441055744.0, ln2_high = 0x1.62e42fefa0000p-1, ln2_low = 0x1.cf79abc9e3b39p-40;
+#else
+    const real magic = 12582912.0f, ln2_high = 0x1.62e400p-1f, ln2_low = 0x1.7f7d1cp-20f;
+#endif
+#if VECTOR_BYTES != 64
+    const mask underflow = x < EXP_LOWEST;
+    x = vector_max(vector_all(EXP_LOWEST), x);                                 // in this order a NaN comes through
+#endif
+    const vector shifted = x * (real)1.4426950408889634 + magic;               // magic is 1.5 * 2^mantissa bits: n stands in the lowest bits
+    const vector n = shifted - magic, r = (x - n * ln2_high) - n * ln2_low;
 #if REAL_IS_DOUBLE
     vector q = vector_all(2.5260821694182834972e-8);
     q = q * r + (real)2.763184050928429923e-7;
@@ -266,8 +276,34 @@ INLINE vector vector_exp(vector x) {
     q = q * r + (real)0.16666507088897353244;
     q = q * r + (real)0.5000000193031763602;
 #endif
-    vector power = r * r * q + r + (real)1;
-    return vector_scale(power, n);
+    const vector power = r * r * q + r + (real)1;
+#if VECTOR_BYTES == 64 && REAL_IS_DOUBLE
+    return (vector)_mm512_maskz_scalef_pd(_mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(EXP_LOWEST), _CMP_NLT_UQ), (__m512d)power, (__m512d)n);
+#elif VECTOR_BYTES == 64
+    return (vector)_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(EXP_LOWEST), _CMP_NLT_UQ), (__m512)power, (__m512)n);
+#else
+    enum { MANTISSA = REAL_IS_DOUBLE ? 52 : 23, BIAS = REAL_IS_DOUBLE ? 1023 : 127 };
+    const mask whole = (mask)shifted - (mask)vector_all(magic);
+    const vector scaled = power * (vector)((whole + (BIAS - 1)) << MANTISSA) * (real)2;        // 2^n may be too large where its product is not
+    return (vector)((mask)scaled & ~underflow);
+#endif
+}
+
+// e^x for any x: infinity over the largest number
+INLINE vector vector_exp(vector x) {
+    return vector_exp_below(vector_min(vector_all(EXP_HIGHEST), x));
+}
+
+// The natural logarithm of positive normal numbers to about 1 ulp; a NaN, or an infinity, becomes a NaN.
+// x = 2^e m with m within a factor sqrt 2 of 1; log m = 2 atanh((m - 1) / (m + 1)) by its series.
+INLINE vector vector_log(vector x) {
+    enum { MANTISSA = REAL_IS_DOUBLE ? 52 : 23, TERMS = REAL_IS_DOUBLE ? 11 : 5 };
+    const vector root_half = vector_all((real)0.70710678118654752);
+    const mask e = ((mask)x - (mask)root_half) >> MANTISSA;                    // so many doublings above sqrt(1/2)
+    const vector m = (vector)((mask)x - (e << MANTISSA)), s = (m - (real)1) / (m + (real)1), square = s * s;
+    vector series = vector_all((real)1 / (2 * TERMS + 1));
+    for (int k = TERMS - 1; k >= 1; k--) series = series * square + (real)1 / (2 * k + 1);
+    return __builtin_convertvector(e, vector) * (real)0.69314718055994531 + (s * square * series + s) * 2 + (x - x);
 }
 
 // 1 / (1 + e^-x)
