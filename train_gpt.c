@@ -24,6 +24,7 @@
 #include "core/memory_plan.h"
 #include "core/metrics.h"
 #include "core/model.h"
+#include "core/openmp.h"
 #include "core/progress.h"
 #include "core/random.h"
 #include "core/rope.h"
@@ -1356,6 +1357,7 @@ static int command_help(const Command *command) {
 }
 
 int main(int argc, char **argv) {
+    openmp_limit_spinning(argv);
     Command command;
     int status = command_line_parse(&command, argc, argv);
     if (!status) {
