@@ -323,9 +323,10 @@ static void assert_same_metrics(const char *a, const char *b) {
 
 void assert_same_run(const char *a, const char *b, long step) {
     assert_same_metrics(a, b);
-    assert_same_file(path_of("%s/checkpoints/step-%08ld/model.safetensors", a, step), path_of("%s/checkpoints/step-%08ld/model.safetensors", b, step));
-    assert_same_file(path_of("%s/checkpoints/step-%08ld/optimizer.safetensors", a, step),
-                     path_of("%s/checkpoints/step-%08ld/optimizer.safetensors", b, step));
+    static const char *const files[] = { "model.safetensors", "optimizer.safetensors" };
+    for (int i = 0; i < 2; i++)
+        assert_same_file(path_of("%s/checkpoints/step-%08ld/%s", a, step, files[i]),
+                         path_of("%s/checkpoints/step-%08ld/%s", b, step, files[i]));
 }
 
 void wait_for_step(const Process *process, const char *run_dir, long step) {

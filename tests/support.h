@@ -77,7 +77,7 @@ double *read_tensor(const char *path, const char *name, size_t *count_or_null);
 // The events of RUN/metrics.jsonl as an array, those named `event` only unless it is NULL.
 struct cJSON *read_metrics(const char *run_dir, const char *event_or_null);
 
-// metrics.jsonl without its start events, and without the fields that are times: what "bit for bit" compares. Text, as it stands in the file.
+// metrics.jsonl without its start events, and without the fields that are times: what "bit for bit" compares. The text as it stands there.
 char *comparable_metrics(const char *run_dir);
 
 // A field of an event; the test fails when there is no such number.
@@ -90,9 +90,9 @@ void assert_same_run(const char *a, const char *b, long step);
 void wait_for_step(const Process *process, const char *run_dir, long step);
 
 // ---- a small workplace to run in ----
-// A directory of its own for each test, which is also the working directory: config.json (run_dir "run", gpt2 of 2 layers, hidden_size 16, 2 heads,
-// vocabulary 32; T 8; 20 steps of 4 sequences, constant rate 0.01, evaluation and checkpoints every 10, diagnostics every 5; no shuffle),
-// train_0.bin, train_1.bin and val.bin of a sequence that can be learnt.
+// A directory of its own for each test, which is also the working directory: config.json (run_dir "run", gpt2 of 2 layers, hidden_size 16,
+// 2 heads, vocabulary 32; T 8; 20 steps of 4 sequences, constant rate 0.01, evaluation and checkpoints every 10, diagnostics every 5; no
+// shuffle), train_0.bin, train_1.bin and val.bin of a sequence that can be learnt.
 int enter_workplace(void **state);
 int leave_workplace(void **state);
 // The sequence: 8 tokens of an orbit under x -> 5x+3 mod 32, then another at random. The best loss is log(32)/8 = 0.43.

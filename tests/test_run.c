@@ -113,7 +113,8 @@ static void check_start(const cJSON *start, const Shape *shape) {
 // The event at *at is the one named, of that step (-1: of none); steps on.
 static const cJSON *next_event(const cJSON **at, const char *name, long step) {
     const cJSON *event = *at;
-    if (!event || strcmp(text_of(event, "event"), name)) fail_msg("wanted %s of step %ld, found %s", name, step, event ? cJSON_PrintUnformatted(event) : "nothing");
+    if (!event || strcmp(text_of(event, "event"), name))
+        fail_msg("wanted %s of step %ld, found %s", name, step, event ? cJSON_PrintUnformatted(event) : "nothing");
     if (step >= 0) assert_int_equal(number(event, "step"), step);
     *at = event->next;
     return event;
@@ -140,7 +141,8 @@ static double sum_of(const cJSON *array) {
 static void check_diagnostics(const cJSON *event, const cJSON *step, const Shape *shape) {
     double squares = 0;
     const cJSON *layers = cJSON_GetObjectItem(event, "layers"), *layer;
-    const bool affine = !strcmp(shape->attention, "affine"), sink = !strcmp(shape->attention, "sink") || !strcmp(shape->attention, "off_by_one");
+    const bool affine = !strcmp(shape->attention, "affine");
+    const bool sink = !strcmp(shape->attention, "sink") || !strcmp(shape->attention, "off_by_one");
     assert_int_equal(cJSON_GetArraySize(layers), shape->layers);
     cJSON_ArrayForEach(layer, layers) {
         const double row_sum = number(layer, "row_sum_mean"), first = number(layer, "first_token_weight");
@@ -213,8 +215,8 @@ static double stored_parameters(const char *path) {
 static void run_and_check(const char *flags, long steps, const Shape *shape) {
     char run_dir[64];
     snprintf(run_dir, sizeof run_dir, "%s-%s", shape->attention, shape->gate);
-    must("train_gpt config.json --run_dir=%s --train.steps=%ld --attention.type=%s --attention.gate=%s %s", run_dir, steps, shape->attention,
-         shape->gate, flags);
+    must("train_gpt config.json --run_dir=%s --train.steps=%ld --attention.type=%s --attention.gate=%s %s", run_dir, steps,
+         shape->attention, shape->gate, flags);
     check_files(run_dir, steps);
     check_events(run_dir, steps, shape);
     assert_int_equal(stored_parameters(model_file(run_dir, steps)), parameters(shape));
@@ -233,8 +235,8 @@ static void test_every_attention(void **state) {
 
 static void test_every_arch(void **state) {
     (void)state;
-    const Shape llama = { .vocab = V, .layers = L, .hidden = C, .heads = 4, .key_heads = 2, .head = 6, .intermediate = 40, .attention = "sink",
-                          .gate = "elementwise" };
+    const Shape llama = { .vocab = V, .layers = L, .hidden = C, .heads = 4, .key_heads = 2, .head = 6, .intermediate = 40,
+                          .attention = "sink", .gate = "elementwise" };
     run_and_check("--model.arch=llama --model.num_attention_heads=4 --model.num_key_value_heads=2 --model.head_dim=6 "
                   "--model.intermediate_size=40", 155, &llama);
     const Shape qwen2 = { .biases = true, .tied = true, .vocab = V, .layers = L, .hidden = C, .heads = H, .key_heads = 1, .head = D,
@@ -297,7 +299,8 @@ static void test_same_twice_on_any_number_of_threads(void **state) {
     // Wide enough that the loops are split; batches of 3 and an odd length, so that they do not divide evenly.
     static const char flags[] = "--attention.type=affine --attention.gate=elementwise --model.hidden_size=48 --model.num_attention_heads=3 "
         "--train.sequence_length=21 --train.batch_size=6 --train.micro_batch_size=3 --train.steps=10 --eval.every=5 --checkpoint.every=0";
-    for (int threads = 1; threads <= 3; threads++) must("OMP_NUM_THREADS=%d train_gpt config.json %s --run_dir=env%d", threads, flags, threads);
+    for (int threads = 1; threads <= 3; threads++)
+        must("OMP_NUM_THREADS=%d train_gpt config.json %s --run_dir=env%d", threads, flags, threads);
     must("OMP_NUM_THREADS=1 train_gpt config.json %s --run_dir=again", flags);
     must("OMP_NUM_THREADS=1 train_gpt config.json %s --run_dir=key --compute.threads=2", flags);
     assert_same_run("env1", "again", 10);
@@ -349,8 +352,9 @@ static void test_looking_changes_nothing(void **state) {
 static void test_micro_batches_change_rounding_only(void **state) {
     (void)state;
     for (int size = 8; size; size /= 2)
-        must("train_gpt config.json --run_dir=by%d --train.micro_batch_size=%d --train.batch_size=8 --train.steps=50 --train.sequence_length=16 "
-             "--optimizer.lr=0.001 --attention.type=affine --eval.every=0 --checkpoint.every=0 --diagnostics.every=0", size, size);
+        must("train_gpt config.json --run_dir=by%d --train.micro_batch_size=%d --train.batch_size=8 --train.steps=50 "
+             "--train.sequence_length=16 --optimizer.lr=0.001 --attention.type=affine --eval.every=0 --checkpoint.every=0 "
+             "--diagnostics.every=0", size, size);
     cJSON *whole = read_metrics("by8", "step");
     assert_int_equal(cJSON_GetArraySize(whole), 50);
     for (int size = 4; size; size /= 2) {
@@ -442,13 +446,13 @@ static void set_to_zero(const char *path, const char *end) {
     assert_int_equal(rename(changed, path), 0);
 }
 
-// With attention's output projection at 0 no attention can reach the loss, so at a learning rate of 0 a step's loss tells which batch it saw.
+// With attention's output projection at 0 no attention reaches the loss, so at a learning rate of 0 a step's loss tells which batch it saw.
 static void test_shared_batches(void **state) {
     (void)state;
     static double losses[TYPES][12];
     for (int t = 0; t < TYPES; t++) {
-        must("train_gpt config.json --train.steps=0 --run_dir=%s --attention.type=%s --attention.gate=%s --optimizer.lr=0 --data.shuffle=true",
-             types[t], types[t], gates[t % GATES]);
+        must("train_gpt config.json --train.steps=0 --run_dir=%s --attention.type=%s --attention.gate=%s --optimizer.lr=0 "
+             "--data.shuffle=true", types[t], types[t], gates[t % GATES]);
         set_to_zero(model_file(types[t], 0), "attn.c_proj.weight");
         must("train_gpt --resume %s --train.steps=12", types[t]);
         cJSON *steps = read_metrics(types[t], "step");
@@ -477,8 +481,9 @@ static void test_schedules(void **state) {
     (void)state;
     static const char *const schedules[] = { "constant", "wsd", "linear", "cosine" };
     for (int i = 0; i < 4; i++) {
-        must("train_gpt config.json --overwrite --train.steps=16 --schedule.type=%s --schedule.warmup_steps=3 --schedule.decay_fraction=0.4 "
-             "--schedule.min_lr_ratio=0.1 --eval.every=0 --checkpoint.every=0 --diagnostics.every=0", schedules[i]);
+        must("train_gpt config.json --overwrite --train.steps=16 --schedule.type=%s --schedule.warmup_steps=3 "
+             "--schedule.decay_fraction=0.4 --schedule.min_lr_ratio=0.1 --eval.every=0 --checkpoint.every=0 --diagnostics.every=0",
+             schedules[i]);
         cJSON *steps = read_metrics("run", "step");
         for (int s = 0; s < 16; s++)
             assert_near(number(cJSON_GetArrayItem(steps, s), "lr"), wanted_lr(schedules[i], 0.01, 0.001, s, 16, 3, 0.4), 1e-12);
@@ -489,8 +494,10 @@ static void test_schedules(void **state) {
 static void test_extends_and_overrides(void **state) {
     (void)state;
     must("mkdir -p sub/deeper");
-    write_text("sub/middle.json", "{\"extends\": \"../config.json\", \"run_dir\": \"middle\", \"train\": {\"steps\": 3, \"batch_size\": 2}}");
-    write_text("sub/deeper/leaf.json", "{\"extends\": \"../middle.json\", \"run_dir\": \"leaf\", \"attention\": {\"type\": \"sink\"}}");
+    write_text("sub/middle.json",
+        "{\"extends\": \"../config.json\", \"run_dir\": \"middle\", \"train\": {\"steps\": 3, \"batch_size\": 2}}");
+    write_text("sub/deeper/leaf.json",
+        "{\"extends\": \"../middle.json\", \"run_dir\": \"leaf\", \"attention\": {\"type\": \"sink\"}}");
     must("train_gpt sub/deeper/leaf.json --train.batch_size=6 --attention.gate=headwise --eval.every=1");
     assert_false(exists("middle"));
     char *text = read_file("leaf/config.json", NULL);
@@ -515,7 +522,8 @@ static void test_extends_and_overrides(void **state) {
 // After an update by 1e30 every later step overflows: it is logged as bad, and what is saved is what the one good step left.
 static void test_divergence_never_reaches_the_weights(void **state) {
     (void)state;
-    static const char flags[] = "--optimizer.lr=1e30 --optimizer.weight_decay=0 --attention.type=affine --checkpoint.every=0 --eval.every=3";
+    static const char flags[] = "--optimizer.lr=1e30 --optimizer.weight_decay=0 --attention.type=affine --checkpoint.every=0 "
+        "--eval.every=3";
     must("train_gpt config.json %s --train.steps=1 --run_dir=one", flags);
     must("train_gpt config.json %s --train.steps=6 --run_dir=six", flags);
     assert_same_file(model_file("one", 1), model_file("six", 6));
@@ -532,7 +540,8 @@ static void test_divergence_never_reaches_the_weights(void **state) {
     assert_int_equal(cJSON_GetArraySize(steps), 6);
     assert_int_equal(cJSON_GetArraySize(end), 1);
     for (int s = 0; s < 6; s++) {
-        const cJSON *step = cJSON_GetArrayItem(steps, s), *loss = cJSON_GetObjectItem(step, "loss"), *norm = cJSON_GetObjectItem(step, "grad_norm");
+        const cJSON *step = cJSON_GetArrayItem(steps, s);
+        const cJSON *loss = cJSON_GetObjectItem(step, "loss"), *norm = cJSON_GetObjectItem(step, "grad_norm");
         assert_true(cJSON_IsTrue(cJSON_GetObjectItem(step, "bad")) == (s > 0));
         assert_true((cJSON_IsNull(loss) || cJSON_IsNull(norm)) == (s > 0));
         assert_true((cJSON_IsNull(loss) || cJSON_IsNumber(loss)) && (cJSON_IsNull(norm) || cJSON_IsNumber(norm)));
@@ -590,13 +599,14 @@ static void test_dry_run_counts(void **state) {
 static double memory(const cJSON *plan, const char *kind) { return number(cJSON_GetObjectItem(plan, "memory"), kind); }
 
 // A run that takes some 200 MB, so that what is not the plan's does not hide it.
-static const char large_flags[] = "--model.hidden_size=192 --model.num_attention_heads=3 --model.vocab_size=512 --train.sequence_length=128 "
-    "--train.batch_size=32 --attention.type=affine --eval.every=0 --checkpoint.every=0 --diagnostics.every=0";
+static const char large_flags[] = "--model.hidden_size=192 --model.num_attention_heads=3 --model.vocab_size=512 "
+    "--train.sequence_length=128 --train.batch_size=32 --attention.type=affine --eval.every=0 --checkpoint.every=0 --diagnostics.every=0";
 
 // Rows of hidden_size floats that a row of the batch keeps for backward: kept in every layer, and, once for all, what is computed again.
 static void check_activations(const char *flags, double rows, double kept, double again) {
     cJSON *plan = dry_run(path_of("%s %s", large_flags, flags));
-    const double found = memory(plan, "activations"), wanted = 4 * rows * 192 * (L * kept + again + 2);     // 2: what leaves the last layer, and its norm
+    const double last = 2;                                  // what leaves the last layer, and its norm
+    const double found = memory(plan, "activations"), wanted = 4 * rows * 192 * (L * kept + again + last);
     if (found < wanted || found > 1.05 * wanted) fail_msg("%s: %g bytes of activations, about %g were expected", flags, found, wanted);
     cJSON_Delete(plan);
 }
@@ -695,7 +705,8 @@ static void write_tokenizer(const char *path) {
     FILE *out = fopen(path, "w");
     assert_non_null(out);
     fputs("{\"version\": \"1.0\", \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"use_regex\": false}, "
-          "\"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"use_regex\": false}, \"model\": {\"type\": \"BPE\", \"vocab\": {", out);
+          "\"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"use_regex\": false}, "
+          "\"model\": {\"type\": \"BPE\", \"vocab\": {", out);
     for (int byte = 0, next = 0x100; byte < 256; byte++) {
         bool printable = (byte > 0x20 && byte < 0x7f) || (byte > 0xa0 && byte != 0xad);
         fprintf(out, "%s\"", byte ? ", " : "");
@@ -706,8 +717,8 @@ static void write_tokenizer(const char *path) {
     assert_int_equal(fclose(out), 0);
 }
 
-static const char text_flags[] = "--data.train=text.bin --data.val=null --model.vocab_size=256 --train.sequence_length=32 --train.batch_size=8 "
-    "--model.hidden_size=32 --attention.type=affine --diagnostics.every=0 --checkpoint.every=0";
+static const char text_flags[] = "--data.train=text.bin --data.val=null --model.vocab_size=256 --train.sequence_length=32 "
+    "--train.batch_size=8 --model.hidden_size=32 --attention.type=affine --diagnostics.every=0 --checkpoint.every=0";
 
 static Outcome sample(const char *arguments) { return expect(0, "train_gpt sample run/checkpoints/step-00000150 %s", arguments); }
 
@@ -727,8 +738,10 @@ static void test_sample(void **state) {
     assert_string_equal(likeliest.out, "the cat sat on the mat.\n");
     // Far from the likeliest, where the seed decides.
     Outcome random[] = {
-        sample("--prompt='on the' --tokens=20 --temperature=3 --seed=5"), sample("--prompt='on the' --tokens=20 --temperature=3 --seed=5"),
-        sample("--prompt='on the' --tokens=20 --temperature=3 --seed=6"), sample("--prompt='on the' --tokens=9 --temperature=3 --seed=5 --threads=2"),
+        sample("--prompt='on the' --tokens=20 --temperature=3 --seed=5"),
+        sample("--prompt='on the' --tokens=20 --temperature=3 --seed=5"),
+        sample("--prompt='on the' --tokens=20 --temperature=3 --seed=6"),
+        sample("--prompt='on the' --tokens=9 --temperature=3 --seed=5 --threads=2"),
     };
     for (int i = 0; i < 4; i++) {
         const size_t wanted = 6 + (i == 3 ? 9 : 20);
@@ -746,7 +759,8 @@ static void test_sample(void **state) {
     for (int i = 0; i < 4; i++) free_outcome(&random[i]);
     free_outcome(&longest);
     free_outcome(&likeliest);
-    refuses(2, "33|32|max_position_embeddings", "train_gpt sample run/checkpoints/step-00000150 --prompt=123456789012345678901234567890123");
+    refuses(2, "33|32|max_position_embeddings",
+            "train_gpt sample run/checkpoints/step-00000150 --prompt=123456789012345678901234567890123");
     refuses(2, "--prompt", "train_gpt sample run/checkpoints/step-00000150");
     must("rm run/checkpoints/step-00000150/tokenizer.json");
     refuses(2, "tokenizer", "train_gpt sample run/checkpoints/step-00000150 --prompt=the");
@@ -759,7 +773,8 @@ static void test_samples_while_training(void **state) {
     assert_false(exists("run"));
     must("mkdir words");
     write_tokenizer("words/tokenizer.json");
-    must("train_gpt config.json %s --data.tokenizer=words --sample.every=10 --sample.prompt='the cat' --sample.tokens=11 --train.steps=25", text_flags);
+    must("train_gpt config.json %s --data.tokenizer=words --sample.every=10 --sample.prompt='the cat' --sample.tokens=11 --train.steps=25",
+         text_flags);
     must("train_gpt --resume run");
     must("train_gpt config.json %s --train.steps=25 --run_dir=silent", text_flags);
     assert_same_file(model_file("run", 25), model_file("silent", 25));
@@ -779,7 +794,8 @@ static void test_samples_while_training(void **state) {
 
 static void test_help_and_version(void **state) {
     (void)state;
-    Outcome help = expect(0, "train_gpt --help"), key = expect(0, "train_gpt help attention.affine_rho"), version = expect(0, "train_gpt --version");
+    Outcome help = expect(0, "train_gpt --help"), key = expect(0, "train_gpt help attention.affine_rho");
+    Outcome version = expect(0, "train_gpt --version");
     assert_non_null(strstr(help.out, "--resume"));
     assert_non_null(strstr(key.out, "attention.affine_rho"));
     assert_non_null(strstr(key.out, "0.9"));
