@@ -1,19 +1,20 @@
 // Attention: flash-style tiles, no matrix of queries by keys in memory. Part of device.c.
 //
-// Forward works on PANEL queries of one head at a time and on FORWARD_KEYS keys after another: logits with the queries along the vectors (so
-// that a softmax's running maximum and sum are vectors too), exponentials in place, then their product with the values. Backward works on BLOCK
-// keys of one key-value head at a time, over its query heads and over blocks of queries: dk and dv stay with the task; dq is added to by one
-// block of keys after another, in their order, each task waiting where it is too early. All products go through gemm.c's tile.
+// Forward works on PANEL queries of one head at a time and on FORWARD_KEYS keys after another: logits with the queries along the vectors
+// (so that a softmax's running maximum and sum are vectors too), exponentials in place, then their product with the values. Backward
+// works on BLOCK keys of one key-value head at a time, over its query heads and over blocks of queries: dk and dv stay with the task; dq
+// is added to by one block of keys after another, in their order, each task waiting where it is too early. All products go through
+// gemm.c's tile.
 //
 // affine's running sum of v, and its suffix sum in backward, are kept at the borders of blocks, so that they cost O(T D) in all.
 // Adding a type: its formulas stand in core/attention.h; what is left for it here is in scale_and_shift() and prepare_row().
 
 enum {
     PANEL = TILE_COLUMNS,
-    FORWARD_KEYS = 128,
+    FORWARD_KEYS = 112,                         // a multiple of the tile's rows
     BLOCK = 64,                                 // a multiple of PANEL
-    COPY_BYTES = 16 << 20,                      // of q, k, v and gradients laid out anew, at most (but of one head at least)
-    COPY_FROM = 512,                            // positions from which on that is worth while in any case
+    COPY_BYTES = 8 << 20,                       // of q, k, v and gradients laid out anew, at most (but of one head at least)
+    COPY_FROM = 512,                            // queries from which on that is worth while in any case
 };
 
 // Rows of D reals.
@@ -81,12 +82,12 @@ static void copy_rows(real *to, size_t to_stride, Rows from, int rows, int D) {
 }
 
 // ---- layouts ----
-// The tile can read q, k, v and the gradient where they lie, unless D does not fill its columns or rows fall on the same lines of the cache. Over
-// many positions a copy, in which a head's rows follow each other, is cheaper in any case. Copies are made for some key-value heads of some
-// sequences (units) at a time, which are worked on before the next are copied.
 
-static int copies_rows(int D, int width, int positions) {
-    return D % TILE_COLUMNS != 0 || width * sizeof(real) % (CACHE_PERIOD / 2) == 0 || positions >= COPY_FROM;
+// The tile can read q, k, v and the gradient where they lie, unless D does not fill its columns or rows fall on the same lines of the cache.
+// For many queries a copy, in which a head's rows follow each other, is cheaper in any case. Copies are made for some key-value heads of some
+// sequences (units) at a time, which are worked on before the next are copied.
+static int copies_rows(const Attention *a) {
+    return a->D % TILE_COLUMNS != 0 || a->width * sizeof(real) % (CACHE_PERIOD / 2) == 0 || a->T >= COPY_FROM;
 }
 
 static size_t units_at_a_time(size_t units, size_t unit_bytes) { return smaller(units, larger(1, COPY_BYTES / larger(1, unit_bytes))); }
@@ -101,7 +102,7 @@ typedef struct ForwardScratch {
 } ForwardScratch;
 
 static ForwardScratch forward_layout(Layout *layout, int B, int T, int keys, int K, int D, int affine, int threads) {
-    ForwardScratch s = { .thread_size = round_up((size_t)PANEL * D + FORWARD_KEYS * PANEL + PANEL * padded(D), LANES) };
+    ForwardScratch s = { .thread_size = round_up((size_t)PANEL * D + FORWARD_KEYS * PANEL + (PANEL + 1) * padded(D), LANES) };
     const size_t unit_bytes = keys * padded(D) * sizeof(real);
     if (affine) s.prefix = layout_take(layout, (size_t)B * K * blocks_of(T, PANEL) * padded(D) * sizeof(real));
     s.threads = layout_take(layout, threads * s.thread_size * sizeof(real));
@@ -117,7 +118,8 @@ static ForwardScratch forward_layout(Layout *layout, int B, int T, int keys, int
 static int parts_of_rows(int rows) { return (int)((unsigned)(rows + TILE_ROWS - 1) / TILE_ROWS); }
 
 // c [rows, columns] = a b, added to c where asked; a as PanelOfA says but of any number of rows; b's panels of TILE_COLUMNS b_panel apart
-static void product(real *c, size_t c_stride, int add, PanelOfA a, const real *b, size_t b_stride, size_t b_panel, size_t columns, size_t depth) {
+static void product(real *c, size_t c_stride, int add, PanelOfA a, const real *b, size_t b_stride, size_t b_panel, size_t columns,
+                    size_t depth) {
     const size_t row_stride = a.columns_contiguous ? 1 : a.stride;
     PanelOfA panel = a;
     for (int rows = a.rows, parts = parts_of_rows(rows); parts > 0; parts--) {
@@ -147,11 +149,14 @@ typedef struct QueryPanel {
     real *q;                                    // [D, PANEL], times scale
     real *logits;                               // [FORWARD_KEYS, PANEL]
     real *out;                                  // [PANEL, padded D]
+    real *running;                              // [padded D]: affine's running sum of v
 } QueryPanel;
 
 static QueryPanel query_panel(const Attention *a, int b, int h, int t, Rows k, Rows v, real *memory) {
-    QueryPanel p = { a, b, h, t, a->first_query + t, (int)smaller(PANEL, a->T - t), k, v, memory, memory + (size_t)PANEL * a->D, NULL };
+    QueryPanel p = { a, b, h, t, a->first_query + t, (int)smaller(PANEL, a->T - t), k, v, memory, NULL, NULL, NULL };
+    p.logits = p.q + (size_t)PANEL * a->D;
     p.out = p.logits + FORWARD_KEYS * PANEL;
+    p.running = p.out + PANEL * padded(a->D);
     const Rows q = query_rows(a, b, h);
     pack(p.q, PANEL, row(q, t), q.stride, 1, p.queries, a->D);
     for (int i = 0; i < PANEL * a->D; i += LANES) vector_store(p.q + i, vector_load(p.q + i) * (real)a->scale);
@@ -162,7 +167,7 @@ static QueryPanel query_panel(const Attention *a, int b, int h, int t, Rows k, R
 static void panel_logits(const QueryPanel *p, int key, int keys) {
     product(p->logits, PANEL, 0, (PanelOfA){ row(p->k, key), p->k.stride, keys, 0 }, p->q, PANEL, 0, PANEL, p->a->D);
     for (int v = 0; v < PANEL; v += LANES)
-        for (int j = larger(0, p->first + v + 1 - key); j < keys; j++) {        // the first of these comes after the first lane, the next after two
+        for (int j = int_max(0, p->first + v + 1 - key); j < keys; j++) {      // the first of these comes after lane 0
             real *at = p->logits + j * PANEL + v;
             const vector early = vector_all((real)(key + j - p->first - v));
             vector_store(at, vector_choose(lane_numbers() < early, vector_all((real)-INFINITY), vector_load(at)));
@@ -177,22 +182,34 @@ typedef struct Lanes {
 INLINE Lanes lanes_all(real x) { return (Lanes){ { vector_all(x), vector_all(x) } }; }
 
 // logits become exp(logits - largest); sum and largest so far are carried on. Returns what earlier sums are to be multiplied with.
-static Lanes panel_exponentials(real *logits, int keys, Lanes *largest, Lanes *sum) {
-    Lanes factor;
-    for (int v = 0; v < TILE_VECTORS; v++) {
-        real *x = logits + v * LANES;
-        const vector before = largest->part[v];
-        vector most = before, total = {0};
-        for (int j = 0; j < keys; j++) most = vector_max(vector_load(x + j * PANEL), most);
-        for (int j = 0; j < keys; j++) {
-            const vector e = vector_exp_below(vector_load(x + j * PANEL) - most);
-            vector_store(x + j * PANEL, e);
-            total += e;
-        }
-        factor.part[v] = vector_exp_below(before - most);
-        largest->part[v] = most;
-        sum->part[v] = sum->part[v] * factor.part[v] + total;
+// Not inlined, so that the constants of the exponential stay in registers.
+static __attribute__((noinline)) Lanes panel_exponentials(real *logits, int keys, Lanes *largest, Lanes *sum) {
+    const vector before0 = largest->part[0], before1 = largest->part[1];
+    vector most0 = before0, most1 = before1, other0 = before0, other1 = before1, total0 = {0}, total1 = {0};
+    real *x = logits;
+    for (int j = 0; j < keys / 2; j++, x += 2 * PANEL) {
+        most0 = vector_max(vector_load(x), most0);
+        most1 = vector_max(vector_load(x + LANES), most1);
+        other0 = vector_max(vector_load(x + PANEL), other0);
+        other1 = vector_max(vector_load(x + PANEL + LANES), other1);
     }
+    if (keys % 2) {
+        other0 = vector_max(vector_load(x), other0);
+        other1 = vector_max(vector_load(x + LANES), other1);
+    }
+    most0 = vector_max(most0, other0);
+    most1 = vector_max(most1, other1);
+    x = logits;
+    for (int j = 0; j < keys; j++, x += PANEL) {
+        const vector e0 = vector_exp_below(vector_load(x) - most0), e1 = vector_exp_below(vector_load(x + LANES) - most1);
+        vector_store(x, e0);
+        vector_store(x + LANES, e1);
+        total0 += e0;
+        total1 += e1;
+    }
+    const Lanes factor = { { vector_exp_below(before0 - most0), vector_exp_below(before1 - most1) } };
+    *largest = (Lanes){ { most0, most1 } };
+    *sum = (Lanes){ { sum->part[0] * factor.part[0] + total0, sum->part[1] * factor.part[1] + total1 } };
     return factor;
 }
 
@@ -209,23 +226,25 @@ static void scale_rows(real *out, size_t columns, const Lanes *factor) {
 static void panel_values(const QueryPanel *p, int key, int keys, size_t columns) {
     for (int r = 0, parts = parts_of_rows(p->queries), count; parts > 0; parts--, r += count) {
         count = (p->queries - r + parts - 1) / parts;
-        const int depth = (int)smaller(keys, p->first + r + count - key);
-        product(p->out + r * columns, columns, key > 0, (PanelOfA){ p->logits + r, PANEL, count, 1 }, row(p->v, key), p->v.stride, TILE_COLUMNS,
-                columns, depth);
+        const int depth = int_min(keys, p->first + r + count - key);
+        if (depth <= 0) continue;
+        const PanelOfA weights = { p->logits + r, PANEL, count, 1 };
+        product(p->out + r * columns, columns, key > 0, weights, row(p->v, key), p->v.stride, TILE_COLUMNS, columns, depth);
     }
 }
 
 // One query's row: y = alpha core + beta (running sum of v), out = gate y. core comes in as sums of weights, to be divided by their total.
-static void scale_and_shift(real *out, real *core_or_null, const QueryPanel *p, int r, real total, const real *running) {
+static void scale_and_shift(real *out, real *core_or_null, const QueryPanel *p, int r, real total) {
     const Attention *a = p->a;
     const real *from = p->out + r * padded(a->D), inverse = 1 / total, *projection = projection_row(a, p->b, p->first + r);
+    const int affine = attention_has_alpha(a->config);
     real alpha, beta;
     alpha_and_beta(&alpha, &beta, a, p->b, p->h, p->first + r);
     for (int d = 0; d < a->D; d += LANES) {
         const int lanes = lanes_left(a->D - d);
         vector y = vector_load(from + d) * inverse;
         if (core_or_null) vector_store_first(core_or_null + d, y, lanes);
-        if (running) y = alpha * y + beta * vector_load(running + d);
+        if (affine) y = alpha * y + beta * vector_load(p->running + d);
         vector_store_first(out + d, a->config.gate == GATE_NONE ? y : y * gate_at(a, projection, p->h, d, lanes), lanes);
     }
 }
@@ -235,8 +254,7 @@ static void add_value(real *running, const real *v, int D) {
     for (int d = 0; d < D; d += LANES) vector_store(running + d, vector_load(running + d) + vector_load_first(v + d, lanes_left(D - d)));
 }
 
-static void finish_panel(const QueryPanel *p, Compute *out, Compute *core_or_null, Real *stats, const Lanes *largest, const Lanes *sum,
-                         real *running_or_null) {
+static void finish_panel(const QueryPanel *p, Compute *out, Compute *core_or_null, Real *stats, const Lanes *largest, const Lanes *sum) {
     real totals[PANEL], log_sums[PANEL];
     for (int v = 0; v < TILE_VECTORS; v++) {
         vector_store(totals + v * LANES, sum->part[v]);
@@ -245,12 +263,12 @@ static void finish_panel(const QueryPanel *p, Compute *out, Compute *core_or_nul
     memcpy(reals(stats) + stat_at(p->a, p->b, p->h, p->t), log_sums, p->queries * sizeof *log_sums);
     for (int r = 0; r < p->queries; r++) {
         const size_t at = head_at(p->a, p->b, p->h, p->t + r);
-        if (running_or_null) add_value(running_or_null, row(p->v, p->first + r), p->a->D);
-        scale_and_shift(reals(out) + at, core_or_null ? reals(core_or_null) + at : NULL, p, r, totals[r], running_or_null);
+        if (attention_has_alpha(p->a->config)) add_value(p->running, row(p->v, p->first + r), p->a->D);
+        scale_and_shift(reals(out) + at, core_or_null ? reals(core_or_null) + at : NULL, p, r, totals[r]);
     }
 }
 
-static void attention_panel(const QueryPanel *p, Compute *out, Compute *core_or_null, Real *stats, real *running_or_null) {
+static void attention_panel(const QueryPanel *p, Compute *out, Compute *core_or_null, Real *stats) {
     const size_t columns = padded(p->a->D);
     const real sink = sink_logit_of(p->a, p->h);
     Lanes largest = lanes_all(sink), sum = lanes_all(sink == -INFINITY ? 0 : 1);
@@ -262,7 +280,7 @@ static void attention_panel(const QueryPanel *p, Compute *out, Compute *core_or_
         if (key > 0) scale_rows(p->out, columns, &factor);
         panel_values(p, key, keys, columns);
     }
-    finish_panel(p, out, core_or_null, stats, &largest, &sum, running_or_null);
+    finish_panel(p, out, core_or_null, stats, &largest, &sum);
 }
 
 // The running sum of v before each panel of queries of a unit.
@@ -279,44 +297,62 @@ static void value_prefix(real *prefix, const Attention *a, int b, int k) {
     }
 }
 
+// One call of attention.
+typedef struct Forward {
+    const Attention *a;
+    const ForwardScratch *s;
+    size_t columns, panels, key_blocks;         // padded D; of PANEL queries, of BLOCK keys
+    size_t first_unit;                          // of those worked on
+    int copy;                                   // whether k and v are copied
+} Forward;
+
+static real *copied_keys(const Forward *w, size_t unit) { return w->s->keys + (unit - w->first_unit) * keys_of(w->a) * w->columns; }
+static real *copied_values(const Forward *w, size_t unit) { return w->s->values + (unit - w->first_unit) * keys_of(w->a) * w->columns; }
+
+static void copy_key_block(const Forward *w, size_t unit, size_t block) {
+    const Attention *a = w->a;
+    const size_t j = block * BLOCK;
+    const int b = (int)(unit / a->K), k = (int)(unit % a->K), count = (int)smaller(BLOCK, keys_of(a) - j);
+    const Rows key = key_rows(a, b, k), value = value_rows(a, b, k);
+    copy_rows(copied_keys(w, unit) + j * w->columns, w->columns, (Rows){ row(key, j), key.stride }, count, a->D);
+    copy_rows(copied_values(w, unit) + j * w->columns, w->columns, (Rows){ row(value, j), value.stride }, count, a->D);
+}
+
+static void panel_task(const Forward *w, Compute *out, Compute *core_or_null, Real *stats, size_t unit, int h, size_t panel, real *memory) {
+    const Attention *a = w->a;
+    const int b = (int)(unit / a->K), k = (int)(unit % a->K);
+    const Rows key = w->copy ? (Rows){ copied_keys(w, unit), w->columns } : key_rows(a, b, k);
+    const Rows value = w->copy ? (Rows){ copied_values(w, unit), w->columns } : value_rows(a, b, k);
+    const QueryPanel p = query_panel(a, b, h, (int)panel * PANEL, key, value, memory);
+    const real *prefix = w->s->prefix + (unit * w->panels + panel) * w->columns;
+    if (attention_has_alpha(a->config)) memcpy(p.running, prefix, w->columns * sizeof *prefix);
+    attention_panel(&p, out, core_or_null, stats);
+}
+
 static void attention(Compute *out, Compute *core_or_null, Real *stats, const Attention *a) {
-    const int keys = keys_of(a), group = group_of(a), affine = attention_has_alpha(a->config), copy = copies_rows(a->D, a->width, keys);
-    const size_t units = (size_t)a->B * a->K, columns = padded(a->D), panels = blocks_of(a->T, PANEL);
+    const int keys = keys_of(a), group = group_of(a), affine = attention_has_alpha(a->config);
+    const size_t units = (size_t)a->B * a->K;
     Layout layout = scratch_layout();
     const ForwardScratch s = forward_layout(&layout, a->B, a->T, keys, a->K, a->D, affine, thread_count);
     check_layout(&layout);
-    const size_t at_a_time = copy ? s.units : units;
+    Forward w = { a, &s, padded(a->D), blocks_of(a->T, PANEL), blocks_of(keys, BLOCK), 0, copies_rows(a) };
+    const size_t at_a_time = w.copy ? s.units : units;
+    for (; w.first_unit < units; w.first_unit += at_a_time) {
+        const size_t first = w.first_unit, count = smaller(at_a_time, units - first), tasks = group * w.panels;
 #pragma omp parallel num_threads(thread_count)
-    for (size_t first = 0; first < units; first += at_a_time) {
-        const size_t count = smaller(at_a_time, units - first), key_blocks = blocks_of(keys, BLOCK);
-        if (affine) {
+        {
 #pragma omp for schedule(dynamic) nowait
-            for (size_t u = first; u < first + count; u++)
-                value_prefix(s.prefix + u * panels * columns, a, (int)(u / a->K), (int)(u % a->K));
-        }
-        if (copy) {
-#pragma omp for schedule(dynamic) nowait
-            for (size_t i = 0; i < count * key_blocks; i++) {
-                const size_t u = first + i / key_blocks, j = i % key_blocks * BLOCK, at = ((u - first) * keys + j) * columns;
-                const int b = (int)(u / a->K), k = (int)(u % a->K), n = (int)smaller(BLOCK, keys - j);
-                const Rows key = key_rows(a, b, k), value = value_rows(a, b, k);
-                copy_rows(s.keys + at, columns, (Rows){ row(key, j), key.stride }, n, a->D);
-                copy_rows(s.values + at, columns, (Rows){ row(value, j), value.stride }, n, a->D);
-            }
-        }
-        if (affine || copy) {
-#pragma omp barrier
-        }
+            for (size_t u = first; u < (affine ? first + count : first); u++)
+                value_prefix(s.prefix + u * w.panels * w.columns, a, (int)(u / a->K), (int)(u % a->K));
 #pragma omp for schedule(dynamic)
-        for (size_t i = 0; i < count * group * panels; i++) {                   // the longest panels of a head first
-            const size_t u = first + i / (group * panels), panel = panels - 1 - i % panels, at = (u - first) * keys * columns;
-            const int b = (int)(u / a->K), k = (int)(u % a->K), h = k * group + (int)(i / panels % group);
-            real *memory = s.threads + omp_get_thread_num() * s.thread_size;
-            const QueryPanel p = query_panel(a, b, h, (int)panel * PANEL, copy ? (Rows){ s.keys + at, columns } : key_rows(a, b, k),
-                                             copy ? (Rows){ s.values + at, columns } : value_rows(a, b, k), memory);
-            real running[affine ? columns : 1];
-            if (affine) memcpy(running, s.prefix + (u * panels + panel) * columns, columns * sizeof *running);
-            attention_panel(&p, out, core_or_null, stats, affine ? running : NULL);
+            for (size_t i = 0; i < (w.copy ? count * w.key_blocks : 0); i++) copy_key_block(&w, first + i / w.key_blocks, i % w.key_blocks);
+#pragma omp for schedule(dynamic)
+            for (size_t i = 0; i < count * tasks; i++) {                        // the longest panels of a head first
+                const size_t u = first + i / tasks;
+                const int h = (int)(u % a->K) * group + (int)(i % tasks / w.panels);
+                real *memory = s.threads + omp_get_thread_num() * s.thread_size;
+                panel_task(&w, out, core_or_null, stats, u, h, w.panels - 1 - i % w.panels, memory);
+            }
         }
     }
 }
@@ -338,8 +374,8 @@ typedef struct BackwardScratch {
 } BackwardScratch;
 
 static BackwardScratch backward_layout(Layout *layout, int B, int T, int H, int K, int D, int affine, int threads) {
-    const size_t heads = (size_t)B * H, blocks = blocks_of(T, BLOCK), columns = padded(D), group = blocks_of(H, K);
-    BackwardScratch s = { .thread_size = round_up((size_t)2 * BLOCK * D + 2 * BLOCK * BLOCK + 2 * BLOCK * columns, LANES) };
+    const size_t heads = (size_t)B * H, blocks = blocks_of(T, BLOCK), columns = padded(D), group = blocks_of(H, larger(1, K));
+    BackwardScratch s = { .thread_size = round_up((size_t)2 * BLOCK * D + 2 * BLOCK * BLOCK + (2 * BLOCK + 1) * columns, LANES) };
     if (affine) s.prefix = layout_take(layout, (size_t)B * K * blocks * columns * sizeof(real));
     s.threads = layout_take(layout, threads * s.thread_size * sizeof(real));
     s.sums = layout_take(layout, heads * blocks * 2 * sizeof(double));
@@ -403,7 +439,8 @@ static void prepare_row(const Backward *w, int b, int h, int t, const real *runn
     vector with_core = {0}, with_running = {0}, with_gate = {0};
     for (int d = 0; d < a->D; d += LANES) {
         const int lanes = lanes_left(a->D - d);
-        const vector gate = gate_at(a, projection, h, d, lanes), o = vector_load_first(core + d, lanes), d_o = vector_load_first(d_out + d, lanes);
+        const vector gate = gate_at(a, projection, h, d, lanes);
+        const vector o = vector_load_first(core + d, lanes), d_o = vector_load_first(d_out + d, lanes);
         const vector sum = running ? vector_load(running + d) : (vector){0}, d_y = d_o * gate;
         if (a->config.gate != GATE_NONE) {
             const vector d_gate = d_o * (running ? alpha * o + beta * sum : o) * gate * ((real)1 - gate);
@@ -427,29 +464,30 @@ static void prepare_row(const Backward *w, int b, int h, int t, const real *runn
     d_row[a->alpha_column + h] = d_alpha * affine_alpha_slope(a->config, projection[a->alpha_column + h]);
 }
 
-// One block of queries of one head: prepare_row for each, copies, and what is summed over the block.
-static void prepare_block(const Backward *w, int b, int h, int block) {
+// One block of queries of one head: prepare_row for each, copies, and what is summed over the block. running [padded D] is the thread's.
+static void prepare_block(const Backward *w, int b, int h, int block, real *running) {
     const Attention *a = w->a;
-    const int affine = attention_has_alpha(a->config), k = h / group_of(a), first = block * BLOCK, count = (int)smaller(BLOCK, a->T - first);
+    const int affine = attention_has_alpha(a->config), k = h / group_of(a), first = block * BLOCK, count = int_min(BLOCK, a->T - first);
     const size_t head_block = ((size_t)b * a->H + h) * w->blocks + block;
     const Rows v = value_rows(a, b, k), q = query_rows(a, b, h), key = key_rows(a, b, k);
-    real running[affine ? w->columns : 1];
     RowSums sums = {0};
     if (affine) memcpy(running, w->s->prefix + (((size_t)b * a->K + k) * w->blocks + block) * w->columns, w->columns * sizeof *running);
     for (int t = first; t < first + count; t++) {
         if (affine) add_value(running, row(v, t), a->D);
         prepare_row(w, b, h, t, affine ? running : NULL, &sums);
         if (h > 0) continue;
-        const int used = (a->H + 2 * a->K) * a->D + attention_gate_columns(a->config, a->H, a->D) + attention_alpha_columns(a->config, a->H);
+        const int added = attention_gate_columns(a->config, a->H, a->D) + attention_alpha_columns(a->config, a->H);
+        const int used = (a->H + 2 * a->K) * a->D + added;
         memset(w->d_projection + ((size_t)b * a->T + t) * a->width + used, 0, (a->width - used) * sizeof(real));
     }
     w->s->sums[2 * head_block] = sums.alpha;
     w->s->sums[2 * head_block + 1] = sums.sink;
     w->s->blocks_done[head_block] = 0;
     if (w->copy) {
-        copy_rows(w->s->queries + copied_head(w, b, h) + first * w->columns, w->columns, (Rows){ row(q, first), q.stride }, count, a->D);
-        if (h % group_of(a) == 0)
-            copy_rows(w->s->keys + copied_unit(w, b, k) + first * w->columns, w->columns, (Rows){ row(key, first), key.stride }, count, a->D);
+        real *queries = w->s->queries + copied_head(w, b, h) + first * w->columns;
+        real *keys = w->s->keys + copied_unit(w, b, k) + first * w->columns;
+        copy_rows(queries, w->columns, (Rows){ row(q, first), q.stride }, count, a->D);
+        if (h % group_of(a) == 0) copy_rows(keys, w->columns, (Rows){ row(key, first), key.stride }, count, a->D);
     }
     if (!affine) return;
     real *shift_sum = w->s->shift_sums + head_block * w->columns;
@@ -463,17 +501,20 @@ typedef struct KeyBlock {
     real *k_turned, *v_turned;                  // [BLOCK / PANEL, D, PANEL]
     real *P, *d_z;                              // [BLOCK queries, BLOCK]
     real *d_k, *d_v;                            // [BLOCK, padded D]
+    real *suffix;                               // [padded D]
 } KeyBlock;
 
 static KeyBlock key_block(const Backward *w, int b, int k, int block, real *memory) {
     const Attention *a = w->a;
     const size_t turned = (size_t)BLOCK * a->D;
-    KeyBlock t = { .b = b, .k = k, .block = block, .first = block * BLOCK, .keys = (int)smaller(BLOCK, a->T - block * BLOCK), .k_turned = memory };
+    const int first = block * BLOCK;
+    KeyBlock t = { .b = b, .k = k, .block = block, .first = first, .keys = int_min(BLOCK, a->T - first), .k_turned = memory };
     t.v_turned = t.k_turned + turned;
     t.P = t.v_turned + turned;
     t.d_z = t.P + BLOCK * BLOCK;
     t.d_k = t.d_z + BLOCK * BLOCK;
     t.d_v = t.d_k + BLOCK * w->columns;
+    t.suffix = t.d_v + BLOCK * w->columns;
     const Rows key = key_rows(a, b, k), value = value_rows(a, b, k);
     for (int j = 0; j < t.keys; j += PANEL) {
         pack(t.k_turned + j * a->D, PANEL, row(key, t.first + j), key.stride, 1, smaller(PANEL, t.keys - j), a->D);
@@ -482,9 +523,9 @@ static KeyBlock key_block(const Backward *w, int b, int k, int block, real *memo
     return t;
 }
 
-// P = exp(z - lse) and d_z = P (d_P - D) scale for a row of `columns` keys, of which those from `allowed` on are after the query. z and d_P lie
-// where P and d_z will.
-static void softmax_backward_row(real *P, real *d_z, int columns, int allowed, real scale, real lse, real D) {
+// P = exp(z - lse) and d_z = P (d_P - D) scale for a row of `columns` keys, of which those from `allowed` on are after the query. z and
+// d_P lie where P and d_z will.
+static __attribute__((noinline)) void softmax_backward_row(real *P, real *d_z, int columns, int allowed, real scale, real lse, real D) {
     for (int j = 0; j < columns; j += LANES) {
         if (j >= allowed) {
             vector_store(P + j, (vector){0});
@@ -498,49 +539,58 @@ static void softmax_backward_row(real *P, real *d_z, int columns, int allowed, r
     }
 }
 
-// Waits until the blocks of keys before this one have added to dq of a block of queries. They were begun before, so that it cannot be for ever.
+// Waits until the blocks of keys before this one have added to dq of a block of queries. They were begun before, so that it cannot be
+// for ever.
 static void wait_for_turn(const int *blocks_done, int turn) {
-    for (int tries = 0; __atomic_load_n(blocks_done, __ATOMIC_ACQUIRE) != turn; tries++)
-        if (tries >= 100) sched_yield();
+    for (int tries = 0; __atomic_load_n(blocks_done, __ATOMIC_ACQUIRE) != turn;) {
+        if (tries < 100) {
+            tries++;
+        } else {
+            sched_yield();
+        }
+    }
 }
 
 // What one block of queries of one head gives to the keys of a task and gets from them.
 static void backward_tile(const Backward *w, const KeyBlock *t, int h, int block, int first_of_task) {
     const Attention *a = w->a;
-    const int i = block * BLOCK, queries = (int)smaller(BLOCK, a->T - i), diagonal = block == t->block, keys = (int)round_up(t->keys, PANEL);
+    const int i = block * BLOCK, queries = int_min(BLOCK, a->T - i), keys = (int)round_up(t->keys, PANEL), diagonal = block == t->block;
     const Rows q = backward_queries(w, t->b, h), d_core = backward_d_core(w, t->b, h), k = backward_keys(w, t->b, t->k);
     for (int j = 0; j < keys; j += PANEL) {                     // on the diagonal the first rows have nothing to do with the last keys
         const int skip = diagonal ? j : 0;
         if (skip >= queries) break;
-        product(t->P + skip * BLOCK + j, BLOCK, 0, (PanelOfA){ row(q, i + skip), q.stride, queries - skip, 0 }, t->k_turned + j * a->D, PANEL, 0, PANEL, a->D);
-        product(t->d_z + skip * BLOCK + j, BLOCK, 0, (PanelOfA){ row(d_core, i + skip), d_core.stride, queries - skip, 0 }, t->v_turned + j * a->D, PANEL, 0,
-                PANEL, a->D);
+        const PanelOfA some_q = { row(q, i + skip), q.stride, queries - skip, 0 };
+        const PanelOfA some_d = { row(d_core, i + skip), d_core.stride, queries - skip, 0 };
+        product(t->P + skip * BLOCK + j, BLOCK, 0, some_q, t->k_turned + j * a->D, PANEL, 0, PANEL, a->D);
+        product(t->d_z + skip * BLOCK + j, BLOCK, 0, some_d, t->v_turned + j * a->D, PANEL, 0, PANEL, a->D);
     }
     for (int r = 0; r < queries; r++) {
-        const size_t stat = stat_at(a, t->b, h, i + r);
-        softmax_backward_row(t->P + r * BLOCK, t->d_z + r * BLOCK, keys, diagonal ? r + 1 : t->keys, (real)a->scale, w->stats[stat], w->s->D[stat]);
+        const size_t at = stat_at(a, t->b, h, i + r);
+        const int allowed = diagonal ? r + 1 : t->keys;
+        softmax_backward_row(t->P + r * BLOCK, t->d_z + r * BLOCK, keys, allowed, (real)a->scale, w->stats[at], w->s->D[at]);
     }
     for (int j = 0, parts = parts_of_rows(t->keys), count; parts > 0; parts--, j += count) {        // keys j: only queries from j on
         count = (t->keys - j + parts - 1) / parts;
-        const int skip = diagonal ? j : 0;
-        product(t->d_v + j * w->columns, w->columns, !first_of_task, (PanelOfA){ t->P + skip * BLOCK + j, BLOCK, count, 1 }, row(d_core, i + skip),
-                d_core.stride, TILE_COLUMNS, w->columns, queries - skip);
-        product(t->d_k + j * w->columns, w->columns, !first_of_task, (PanelOfA){ t->d_z + skip * BLOCK + j, BLOCK, count, 1 }, row(q, i + skip), q.stride,
-                TILE_COLUMNS, w->columns, queries - skip);
+        const int skip = diagonal ? j : 0, n = queries - skip;
+        const PanelOfA some_P = { t->P + skip * BLOCK + j, BLOCK, count, 1 }, some_d_z = { t->d_z + skip * BLOCK + j, BLOCK, count, 1 };
+        real *d_v = t->d_v + j * w->columns, *d_k = t->d_k + j * w->columns;
+        product(d_v, w->columns, !first_of_task, some_P, row(d_core, i + skip), d_core.stride, TILE_COLUMNS, w->columns, n);
+        product(d_k, w->columns, !first_of_task, some_d_z, row(q, i + skip), q.stride, TILE_COLUMNS, w->columns, n);
     }
     int *done = &w->s->blocks_done[((size_t)t->b * a->H + h) * w->blocks + block];
     wait_for_turn(done, t->block);
-    product(w->d_projection + ((size_t)t->b * a->T + i) * a->width + h * a->D, a->width, t->block > 0,
-            (PanelOfA){ t->d_z, BLOCK, queries, 0 }, row(k, t->first), k.stride, TILE_COLUMNS, a->D, t->keys);
+    real *d_q = w->d_projection + ((size_t)t->b * a->T + i) * a->width + h * a->D;
+    product(d_q, a->width, t->block > 0, (PanelOfA){ t->d_z, BLOCK, queries, 0 }, row(k, t->first), k.stride, TILE_COLUMNS, a->D, t->keys);
     __atomic_store_n(done, t->block + 1, __ATOMIC_RELEASE);
 }
 
 // d_v += the suffix sums of shift: those of the blocks after this one, then this block's from its end
 static void add_suffix(const Backward *w, const KeyBlock *t, int h) {
     const Attention *a = w->a;
-    const real *sums = w->s->shift_sums + ((size_t)t->b * a->H + h) * w->blocks * w->columns, *shift = w->s->shift + copied_head(w, t->b, h);
-    real suffix[w->columns];
-    memset(suffix, 0, sizeof suffix);
+    const real *sums = w->s->shift_sums + ((size_t)t->b * a->H + h) * w->blocks * w->columns;
+    const real *shift = w->s->shift + copied_head(w, t->b, h);
+    real *suffix = t->suffix;
+    memset(suffix, 0, w->columns * sizeof *suffix);
     for (size_t block = w->blocks - 1; block > (size_t)t->block; block--) add_value(suffix, sums + block * w->columns, a->D);
     for (int j = t->keys - 1; j >= 0; j--) {
         add_value(suffix, shift + (t->first + j) * w->columns, a->D);
@@ -586,16 +636,16 @@ static void add_head_sums(const Backward *w, real *d_sinks_or_null, double *alph
     if (d_sinks_or_null) d_sinks_or_null[h] += (real)sink;
 }
 
-static void attention_backward(Compute *d_projection, Real *d_sinks_or_null, double *alpha_sum_or_null, const Compute *d_out, const Compute *out,
-                               const Compute *core_or_null, const Real *stats, const Attention *a) {
+static void attention_backward(Compute *d_projection, Real *d_sinks_or_null, double *alpha_sum_or_null, const Compute *d_out,
+                               const Compute *out, const Compute *core_or_null, const Real *stats, const Attention *a) {
     const int group = group_of(a), affine = attention_has_alpha(a->config);
     const size_t units = (size_t)a->B * a->K;
     Layout layout = scratch_layout();
     const BackwardScratch s = backward_layout(&layout, a->B, a->T, a->H, a->K, a->D, affine, thread_count);
     check_layout(&layout);
-    Backward w = { .a = a, .d_projection = reals(d_projection), .d_out = const_reals(d_out), .core = const_reals(core_or_null ? core_or_null : out),
-                   .stats = const_reals(stats), .s = &s, .columns = padded(a->D), .blocks = blocks_of(a->T, BLOCK),
-                   .copy = copies_rows(a->D, a->width, a->T) };
+    Backward w = { .a = a, .d_projection = reals(d_projection), .d_out = const_reals(d_out), .stats = const_reals(stats), .s = &s,
+                   .core = const_reals(core_or_null ? core_or_null : out), .columns = padded(a->D), .blocks = blocks_of(a->T, BLOCK),
+                   .copy = copies_rows(a) };
     w.own_d_core = w.copy || attention_keeps_core(a->config);
     const size_t at_a_time = w.copy || w.own_d_core ? s.units : units;
     for (; w.first_unit < units; w.first_unit += at_a_time) {
@@ -603,6 +653,7 @@ static void attention_backward(Compute *d_projection, Real *d_sinks_or_null, dou
         size_t next = 0;                                        // the task to begin next: in order, as wait_for_turn needs
 #pragma omp parallel num_threads(thread_count)
         {
+            real *memory = s.threads + omp_get_thread_num() * s.thread_size;
             if (affine) {
 #pragma omp for schedule(dynamic)
                 for (size_t u = w.first_unit; u < w.first_unit + count; u++) block_prefix(&w, (int)(u / a->K), (int)(u % a->K));
@@ -610,11 +661,11 @@ static void attention_backward(Compute *d_projection, Real *d_sinks_or_null, dou
 #pragma omp for schedule(dynamic)
             for (size_t i = 0; i < count * group * w.blocks; i++) {
                 const size_t head = w.first_unit * group + i / w.blocks;
-                prepare_block(&w, (int)(head / a->H), (int)(head % a->H), (int)(i % w.blocks));
+                prepare_block(&w, (int)(head / a->H), (int)(head % a->H), (int)(i % w.blocks), memory);
             }
             for (size_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < count * w.blocks;) {
                 const size_t u = w.first_unit + i % count;
-                backward_task(&w, (int)(u / a->K), (int)(u % a->K), (int)(i / count), s.threads + omp_get_thread_num() * s.thread_size);
+                backward_task(&w, (int)(u / a->K), (int)(u % a->K), (int)(i / count), memory);
             }
         }
     }
@@ -647,8 +698,8 @@ typedef struct LogitSums {
     double z[PANEL], z2[PANEL], Pz[PANEL], first[PANEL];
 } LogitSums;
 
-// Adds a block of keys: real sums over the block, carried on in double. after: how many keys of the block come before the panel's first query,
-// and it; each further one comes after one more lane, whose logit is minus infinity.
+// Adds a block of keys: real sums over the block, carried on in double. after: how many keys of the block come before the panel's first
+// query, and it; each further one comes after one more lane, whose logit is minus infinity.
 static void add_logit_sums(LogitSums *sums, const real *logits, int key, int keys, int after, const real *lse) {
     for (int v = 0; v < PANEL; v += LANES) {
         const vector log_sum = vector_load(lse + v), lanes = lane_numbers() + (real)v;
@@ -686,7 +737,8 @@ static void diagnose_query(double *part, const QueryPanel *p, int r, const Logit
     const double sink = (double)sink_logit_of(a, p->h), sink_mass = sink == -INFINITY ? 0 : exp(sink - lse);
     real alpha, beta;
     alpha_and_beta(&alpha, &beta, a, p->b, p->h, i);
-    const double row_sum = (double)attention_row_sum(a->config, alpha, a->alpha_ma ? const_reals(a->alpha_ma)[p->h] : 0, (real)sink_mass, i);
+    const real alpha_ma = a->alpha_ma ? const_reals(a->alpha_ma)[p->h] : 0;
+    const double row_sum = (double)attention_row_sum(a->config, alpha, alpha_ma, (real)sink_mass, i);
     part[DIAGNOSE_ROWS] += 1;
     part[DIAGNOSE_PAIRS] += i + 1;
     part[DIAGNOSE_Z] += sums->z[r];
@@ -703,7 +755,7 @@ static void diagnose_query(double *part, const QueryPanel *p, int r, const Logit
     part[DIAGNOSE_ALPHA2] += (double)alpha * (double)alpha;
     part[DIAGNOSE_ALPHA_AT_0] += alpha == 0;
     part[DIAGNOSE_ALPHA_AT_1] += alpha == 1;
-    part[DIAGNOSE_ALPHA_MA] += (double)const_reals(a->alpha_ma)[p->h];
+    part[DIAGNOSE_ALPHA_MA] += (double)alpha_ma;
     part[DIAGNOSE_ALPHA_BINS + bin_of((double)alpha, 0, ALPHA_BINS)] += 1;
 }
 
@@ -730,8 +782,10 @@ static void attention_diagnose(double *sums, const Real *stats, const Attention 
     {
 #pragma omp for schedule(dynamic)
         for (size_t i = 0; i < heads * panels; i++) {
-            const int b = (int)(i / panels / a->H), h = (int)(i / panels % a->H), t = (int)(panels - 1 - i % panels) * PANEL, k = h / group_of(a);
-            const QueryPanel p = query_panel(a, b, h, t, key_rows(a, b, k), value_rows(a, b, k), s.threads + omp_get_thread_num() * s.thread_size);
+            const int b = (int)(i / panels / a->H), h = (int)(i / panels % a->H), k = h / group_of(a);
+            const int t = (int)(panels - 1 - i % panels) * PANEL;
+            real *memory = s.threads + omp_get_thread_num() * s.thread_size;
+            const QueryPanel p = query_panel(a, b, h, t, key_rows(a, b, k), value_rows(a, b, k), memory);
             diagnose_panel(s.parts + i * DIAGNOSE_SIZE, stats, &p);
         }
 #pragma omp for schedule(static)

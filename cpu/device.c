@@ -1,8 +1,10 @@
-// The CPU device: the operations of core/device.h in C and OpenMP. One translation unit, compiled once for each real type: with -DREAL=float
-// it exports cpu_device, with -DREAL=double cpu_double_device. It includes the rest of cpu/, each file the operations of one kind.
+// The CPU device: the operations of core/device.h in C and OpenMP. One translation unit, compiled once for each real type: with
+// -DREAL=float it exports cpu_device, with -DREAL=double cpu_double_device. It includes the rest of cpu/, each file the operations of
+// one kind.
 //
-// Threads. Every operation is one parallel region of `thread_count` threads over a grid of tasks that depends on shapes alone; tasks are handed
-// out as threads come free, and no sum crosses tasks but in the tasks' order. So results are the same bits with any number of threads.
+// Threads. Every operation is one parallel region of `thread_count` threads over a grid of tasks that depends on shapes alone; tasks are
+// handed out as threads come free, and no sum crosses tasks but in the tasks' order. So results are the same bits with any number of
+// threads.
 #ifndef REAL
 #error "compile with -DREAL=float (cpu_device) or -DREAL=double (cpu_double_device)"
 #endif
@@ -24,6 +26,8 @@ static inline const real *const_reals(const void *p) { return p; }
 
 static inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+static inline int int_min(int a, int b) { return a < b ? a : b; }
+static inline int int_max(int a, int b) { return a > b ? a : b; }
 static inline size_t blocks_of(size_t n, size_t size) { return (n + size - 1) / size; }
 static inline size_t round_up(size_t n, size_t multiple) { return blocks_of(n, multiple) * multiple; }
 

@@ -1,13 +1,14 @@
 // Matrix products: c[m,n] = sum over k of a[m,k] b[k,n], for y = x weight^T and both of its gradients. Part of device.c.
 //
-// The design is BLIS's, turned to these shapes. A register tile of up to TILE_ROWS x TILE_COLUMNS of c is summed over a block of k: a broadcast
-// element of a times a row of b, one after another. A slab of b is packed first, by all threads together, into panels of TILE_COLUMNS columns in
-// which that loop reads straight on, the last one filled up with zeros. The rows of a are split into equal panels of at most TILE_ROWS, so that
-// none is thin. Where b has many columns each thread packs the panel of a that it works on; where there are few that would not pay, and the tile
-// reads a as it lies. Packing turns a matrix over where it must, so all three products run through the same tile.
+// The design is BLIS's, turned to these shapes. A register tile of up to TILE_ROWS x TILE_COLUMNS of c is summed over a block of k: a
+// broadcast element of a times a row of b, one after another. A slab of b is packed first, by all threads together, into panels of
+// TILE_COLUMNS columns in which that loop reads straight on, the last one filled up with zeros. The rows of a are split into equal
+// panels of at most TILE_ROWS, so that none is thin. Where b has many columns each thread packs the panel of a that it works on; where
+// there are few that would not pay, and the tile reads a as it lies. Packing turns a matrix over where it must, so all three products
+// run through the same tile.
 //
-// Threads take panels of a (by groups of b's panels) from a grid that depends on shapes alone. Blocks of k follow each other, so that c's sums
-// run in one order. Two buffers alternate: a thread that finds no more work in a block goes on packing the next.
+// Threads take panels of a (by groups of b's panels) from a grid that depends on shapes alone. Blocks of k follow each other, so that
+// c's sums run in one order. Two buffers alternate: a thread that finds no more work in a block goes on packing the next.
 
 #if VECTOR_BYTES == 64
 #define TILE_ROWS 14
@@ -24,7 +25,7 @@ enum {
     SLAB_COLUMNS = 1024,                        // most columns of b at a time: a packed slab stays in the second cache
     ENOUGH_TASKS = 48,                          // a block is divided along b too, to have so many
     DIRECT_COLUMNS = 512,                       // of b: up to so many a's columns are read as they lie
-    DIRECT_ROWS = 512, DIRECT_STRIDE = 1024,    // of a, of b: up to so many and so much b is
+    DIRECT_ROWS = 512, DIRECT_STRIDE = SLAB_COLUMNS,    // of a, of b: up to so many and so much b is
     CACHE_PERIOD = 4096,                        // rows of a a multiple of so many bytes apart fall on the same lines of the first cache
 };
 
@@ -39,7 +40,7 @@ typedef struct Product {
     const real *bias;                           // [bias_width] to add to the first columns, or NULL
     size_t bias_width;
     Finish finish;
-    real *gelu_input;                           // [M,N]: FINISH_GELU keeps c there and applies GELU; FINISH_GELU_SLOPE multiplies c by its slope there
+    real *gelu_input;                           // [M,N]: FINISH_GELU keeps there what it is applied to; FINISH_GELU_SLOPE reads it
     real *a_sums;                               // [a_sums_count]: += the sum over k of a[m,:] for the first m, or NULL
     size_t a_sums_count;
 } Product;
@@ -96,8 +97,9 @@ typedef struct TileOutput {
     }                                                                                                                   \
     FOR_##ROWS(TILE_STORE)
 
-// c [ROWS, TILE_COLUMNS] = sum over k of a[k,ROWS] b[k,TILE_COLUMNS] + add + bias, b packed. Of a, either the columns are contiguous, a_stride
-// apart, as packed ones are; or its rows are: their addresses are kept as those of every third, which the processor adds one or two strides to.
+// c [ROWS, TILE_COLUMNS] = sum over k of a[k,ROWS] b[k,TILE_COLUMNS] + add + bias, b packed. Of a, either the columns are contiguous,
+// a_stride apart, as packed ones are; or its rows are: their addresses are kept as those of every third, which the processor adds one or
+// two strides to.
 #define DEFINE_TILE(ROWS)                                                                                               \
     static void columns_tile_##ROWS(const TileOutput *out, const real *a, size_t a_stride, const real *b, size_t b_stride, size_t depth) { \
         FOR_##ROWS(TILE_ZERO)                                                                                           \
@@ -157,7 +159,8 @@ static void sum_tile(const TileOutput *out, const PanelOfA *panel, const real *b
 }
 
 // A tile at the right edge goes through memory of its own.
-static void sum_edge_tile(const TileOutput *out, const PanelOfA *panel, size_t columns, size_t bias_columns, const real *b, size_t b_stride, size_t depth) {
+static void sum_edge_tile(const TileOutput *out, const PanelOfA *panel, size_t columns, size_t bias_columns, const real *b, size_t b_stride,
+                          size_t depth) {
     real whole[TILE_ROWS * TILE_COLUMNS];
     sum_tile(&(TileOutput){ .c = whole, .stride = TILE_COLUMNS }, panel, b, b_stride, depth);
     for (int r = 0; r < panel->rows; r++)
@@ -257,8 +260,8 @@ static void pack_b(const Product *p, const Block *block, size_t i) {
          smaller(TILE_COLUMNS, block->n0 + block->columns - n), block->depth);
 }
 
-// Whether the tile reads a factor as it lies. Packing does not pay where it is used for little; but rows of b far apart, or rows of a that fall on
-// the same sets of the first cache, would cost more than packing them does. The last panel of b may not need filling up.
+// Whether the tile reads a factor as it lies. Packing does not pay where it is used for little; but rows of b far apart, or rows of a
+// that fall on the same sets of the first cache, would cost more than packing them does. The last panel of b may not need filling up.
 static int reads_a_directly(const Product *p) {
     return p->a_row == 1 ? p->N <= DIRECT_COLUMNS : p->a_row * sizeof(real) % CACHE_PERIOD != 0;
 }
@@ -326,9 +329,10 @@ static void compute_task(const Product *p, const Block *block, size_t task, real
     for (size_t j = first_b; j < smaller(first_b + block->b_group, block->b_panels); j++) compute_tile(p, block, &panel, m, j);
 }
 
+// slabs splits b's panels.
 static Block block_at(const Product *p, Split slabs, size_t slab, Split depths, size_t depth, const real *b) {
-    Block block = { .n0 = split_start(slabs, slab) * TILE_COLUMNS, .k0 = split_start(depths, depth), .depth = split_size(depths, depth), .b = b,
-                    .b_panels = split_size(slabs, slab), .a_panels = split(p->M, TILE_ROWS) };
+    Block block = { .n0 = split_start(slabs, slab) * TILE_COLUMNS, .k0 = split_start(depths, depth), .depth = split_size(depths, depth),
+                    .b = b, .b_panels = split_size(slabs, slab), .a_panels = split(p->M, TILE_ROWS) };
     block.columns = smaller(block.b_panels * TILE_COLUMNS, p->N - block.n0);
     block.b_stride = reads_b_directly(p) ? p->b_k : TILE_COLUMNS;
     block.b_panel_stride = reads_b_directly(p) ? TILE_COLUMNS : B_PANEL;
@@ -343,12 +347,13 @@ static void multiply(const Product *p) {
     Layout layout = scratch_layout();
     const GemmScratch s = gemm_layout(&layout, p->N, thread_count);
     check_layout(&layout);
-    const Split slabs = split(blocks_of(p->N, TILE_COLUMNS), SLAB_COLUMNS / TILE_COLUMNS), depths = split(p->K, DEPTH);     // slabs: in panels of b
+    const Split slabs = split(blocks_of(p->N, TILE_COLUMNS), SLAB_COLUMNS / TILE_COLUMNS), depths = split(p->K, DEPTH);
 #pragma omp parallel num_threads(thread_count)
     for (size_t i = 0; i < slabs.parts * depths.parts; i++) {
         const Block block = block_at(p, slabs, i / depths.parts, depths, i % depths.parts, s.b[i % 2]);
+        const size_t panels_to_pack = reads_b_directly(p) ? 0 : block.b_panels;
 #pragma omp for schedule(dynamic)
-        for (size_t panel = 0; panel < (reads_b_directly(p) ? 0 : block.b_panels); panel++) pack_b(p, &block, panel);
+        for (size_t panel = 0; panel < panels_to_pack; panel++) pack_b(p, &block, panel);
 #pragma omp for schedule(dynamic) nowait
         for (size_t task = 0; task < block.a_panels.parts * block.b_groups; task++)
             compute_task(p, &block, task, s.a + (size_t)omp_get_thread_num() * A_PANEL);
@@ -357,8 +362,8 @@ static void multiply(const Product *p) {
 
 // ---- the operations ----
 
-static void matmul(Compute *y, Compute *gelu_input_or_null, const Compute *x, const Compute *weight, const Compute *bias_or_null, int bias_width,
-                   const Compute *residual_or_null, size_t rows, int in, int out) {
+static void matmul(Compute *y, Compute *gelu_input_or_null, const Compute *x, const Compute *weight, const Compute *bias_or_null,
+                   int bias_width, const Compute *residual_or_null, size_t rows, int in, int out) {
     multiply(&(Product){
         .M = rows, .N = out, .K = in,
         .a = const_reals(x), .a_row = in, .a_k = 1,

@@ -96,7 +96,8 @@ static void row_moments(double *sum, double *sum_of_squares, const real *x, int 
     }
 }
 
-static void norm_row(real *out, real *mean, real *rstd, const real *x, const real *weight, const real *bias, int C, int centred, double eps) {
+static void norm_row(real *out, real *mean, real *rstd, const real *x, const real *weight, const real *bias_or_null, int C, int centred,
+                     double eps) {
     double sum, squares, centre = 0;
     if (centred) {
         row_moments(&sum, &squares, x, C, 0);
@@ -108,7 +109,7 @@ static void norm_row(real *out, real *mean, real *rstd, const real *x, const rea
     for (int c = 0; c < C; c += LANES) {
         int lanes = lanes_left(C - c);
         vector y = (vector_load_first(x + c, lanes) - *mean) * *rstd * vector_load_first(weight + c, lanes);
-        if (bias) y += vector_load_first(bias + c, lanes);
+        if (bias_or_null) y += vector_load_first(bias_or_null + c, lanes);
         vector_store_first(out + c, y, lanes);
     }
 }
@@ -118,12 +119,13 @@ static void norm(Compute *out, Real *stats, const Compute *x, const Compute *wei
     real *means = reals(stats), *rstds = means + rows;
 #pragma omp parallel for schedule(dynamic, ROW_BLOCK) num_threads(thread_count) if (worth_threads(rows * C))
     for (size_t r = 0; r < rows; r++)
-        norm_row(reals(out) + r * C, means + r, rstds + r, const_reals(x) + r * C, const_reals(weight), const_reals(bias_or_null), C, centred, eps);
+        norm_row(reals(out) + r * C, means + r, rstds + r, const_reals(x) + r * C, const_reals(weight), const_reals(bias_or_null), C,
+                 centred, eps);
 }
 
 // With n = (x - mean) rstd and g = d_out weight: d_x += (g - mean(g) - n mean(g n)) rstd, without mean(g) in an RMSNorm.
 // d_weight, d_bias [C] are this block of rows' own sums.
-static void norm_backward_row(real *d_x, real *d_weight, real *d_bias, const real *d_out, const real *x, real mean, real rstd,
+static void norm_backward_row(real *d_x, real *d_weight, real *d_bias_or_null, const real *d_out, const real *x, real mean, real rstd,
                               const real *weight, int C, int centred) {
     const int whole = C / WIDE_LANES * WIDE_LANES;
     wide sums = {0}, sums_n = {0};
@@ -145,7 +147,7 @@ static void norm_backward_row(real *d_x, real *d_weight, real *d_bias, const rea
         vector g = d * vector_load_first(weight + c, lanes);
         vector_store_first(d_x + c, vector_load_first(d_x + c, lanes) + (g - mean_g - n * mean_gn) * rstd, lanes);
         vector_store_first(d_weight + c, vector_load_first(d_weight + c, lanes) + d * n, lanes);
-        if (d_bias) vector_store_first(d_bias + c, vector_load_first(d_bias + c, lanes) + d, lanes);
+        if (d_bias_or_null) vector_store_first(d_bias_or_null + c, vector_load_first(d_bias_or_null + c, lanes) + d, lanes);
     }
 }
 
@@ -175,10 +177,10 @@ static void norm_backward(Compute *d_x, Real *d_weight, Real *d_bias_or_null, co
     {
 #pragma omp for schedule(dynamic)
         for (size_t task = 0; task < tasks; task++) {
-            real *part = sums + task * 2 * C;
+            real *part = sums + task * 2 * C, *bias_part = d_bias_or_null ? part + C : NULL;
             memset(part, 0, 2 * C * sizeof *part);
             for (size_t r = task * task_rows; r < smaller((task + 1) * task_rows, rows); r++)
-                norm_backward_row(reals(d_x) + r * C, part, d_bias_or_null ? part + C : NULL, const_reals(d_out) + r * C, const_reals(x) + r * C,
+                norm_backward_row(reals(d_x) + r * C, part, bias_part, const_reals(d_out) + r * C, const_reals(x) + r * C,
                                   centred ? means[r] : 0, rstds[r], const_reals(weight), C, centred);
         }
 #pragma omp for schedule(static)
@@ -232,8 +234,8 @@ static void swiglu_backward(Compute *d_x, const Compute *d_out, const Compute *x
         real *d_gates = reals(d_x) + r * 2 * intermediate, *d_ups = d_gates + intermediate;
         for (int i = 0; i < intermediate; i += LANES) {
             int lanes = lanes_left(intermediate - i);
-            vector gate = vector_load_first(gates + i, lanes), up = vector_load_first(ups + i, lanes), d_y = vector_load_first(d + i, lanes);
-            vector s = vector_sigmoid(gate);
+            vector gate = vector_load_first(gates + i, lanes), up = vector_load_first(ups + i, lanes), s = vector_sigmoid(gate);
+            vector d_y = vector_load_first(d + i, lanes);
             vector_store_first(d_gates + i, d_y * up * (s + gate * s * ((real)1 - s)), lanes);
             vector_store_first(d_ups + i, d_y * gate * s, lanes);
         }

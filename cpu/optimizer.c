@@ -54,8 +54,8 @@ static void update_span(real *master, const real *gradient, real *moment1, real 
     }
 }
 
-static void adamw(Real *master, Compute *weights_or_null, const Real *gradient, Real *moment1, Real *moment2, const Span *spans, int span_count,
-                  const AdamW *hyper, const double *verdict) {
+static void adamw(Real *master, Compute *weights_or_null, const Real *gradient, Real *moment1, Real *moment2, const Span *spans,
+                  int span_count, const AdamW *hyper, const double *verdict) {
     if (verdict[VERDICT_FINITE] == 0) return;
     const double correction1 = 1 - pow(hyper->beta1, (double)hyper->step), correction2 = 1 - pow(hyper->beta2, (double)hyper->step);
     const Update update = {
@@ -72,8 +72,8 @@ static void adamw(Real *master, Compute *weights_or_null, const Real *gradient, 
 #pragma omp parallel for schedule(dynamic) num_threads(thread_count) if (span_count > 1)
     for (int i = 0; i < span_count; i++) {
         const Span *s = &spans[i];
-        update_span(reals(master) + s->offset, const_reals(gradient) + s->offset, reals(moment1) + s->state_offset, reals(moment2) + s->state_offset,
-                    s->count, &update, s->decay ? update.lr_decay : 0);
+        update_span(reals(master) + s->offset, const_reals(gradient) + s->offset, reals(moment1) + s->state_offset,
+                    reals(moment2) + s->state_offset, s->count, &update, s->decay ? update.lr_decay : 0);
         if (weights_or_null) memcpy(reals(weights_or_null) + s->offset, reals(master) + s->offset, s->count * sizeof(real));
     }
 }

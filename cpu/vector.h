@@ -1,6 +1,6 @@
 // SIMD for a device's loops through the compilers' vector types: one source for AVX-512, AVX2, SSE2 and NEON, for REAL float and double.
-// A `vector` holds LANES reals; arithmetic on it is written with + - * /, a product and a sum in one expression become one FMA (-std=gnu11).
-// Comparisons give a `mask`: all bits set where true. Every function is inlined; none changes what a NaN is.
+// A `vector` holds LANES reals; arithmetic on it is written with + - * /, a product and a sum in one expression become one FMA
+// (-std=gnu11). Comparisons give a `mask`: all bits set where true. Every function is inlined; none changes what a NaN is.
 #ifndef VECTOR_H
 #define VECTOR_H
 
@@ -235,9 +235,9 @@ INLINE real vector_largest(vector x) {
     return lanes[0];
 }
 
-// e^x to about 1 ulp for x up to EXP_HIGHEST; 0 where it would be under 2^-125 (float), 2^-1021 (double): denormal numbers are slow, and nothing
-// here needs them. A NaN stays one. x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial with the smallest largest relative error (Remez),
-// 1 + r + r^2 q(r).
+// e^x to about 1 ulp for x up to EXP_HIGHEST; 0 where it would be under 2^-125 (float), 2^-1021 (double): denormal numbers are slow, and
+// nothing here needs them. A NaN stays one. x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial with the smallest largest relative
+// error (Remez), 1 + r + r^2 q(r).
 #if REAL_IS_DOUBLE
 #define EXP_LOWEST ((real)-707.7)
 #define EXP_HIGHEST ((real)710)
@@ -256,7 +256,7 @@ INLINE vector vector_exp_below(vector x) {
     const mask underflow = x < EXP_LOWEST;
     x = vector_max(vector_all(EXP_LOWEST), x);                                 // in this order a NaN comes through
 #endif
-    const vector shifted = x * (real)1.4426950408889634 + magic;               // magic is 1.5 * 2^mantissa bits: n stands in the lowest bits
+    const vector shifted = x * (real)1.4426950408889634 + magic;               // magic is 1.5 * 2^mantissa: n stands in the lowest bits
     const vector n = shifted - magic, r = (x - n * ln2_high) - n * ln2_low;
 #if REAL_IS_DOUBLE
     vector q = vector_all(2.5260821694182834972e-8);
@@ -278,13 +278,15 @@ INLINE vector vector_exp_below(vector x) {
 #endif
     const vector power = r * r * q + r + (real)1;
 #if VECTOR_BYTES == 64 && REAL_IS_DOUBLE
-    return (vector)_mm512_maskz_scalef_pd(_mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(EXP_LOWEST), _CMP_NLT_UQ), (__m512d)power, (__m512d)n);
+    const __mmask8 is_normal = _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(EXP_LOWEST), _CMP_NLT_UQ);
+    return (vector)_mm512_maskz_scalef_pd(is_normal, (__m512d)power, (__m512d)n);
 #elif VECTOR_BYTES == 64
-    return (vector)_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(EXP_LOWEST), _CMP_NLT_UQ), (__m512)power, (__m512)n);
+    const __mmask16 is_normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(EXP_LOWEST), _CMP_NLT_UQ);
+    return (vector)_mm512_maskz_scalef_ps(is_normal, (__m512)power, (__m512)n);
 #else
     enum { MANTISSA = REAL_IS_DOUBLE ? 52 : 23, BIAS = REAL_IS_DOUBLE ? 1023 : 127 };
     const mask whole = (mask)shifted - (mask)vector_all(magic);
-    const vector scaled = power * (vector)((whole + (BIAS - 1)) << MANTISSA) * (real)2;        // 2^n may be too large where its product is not
+    const vector scaled = power * (vector)((whole + (BIAS - 1)) << MANTISSA) * (real)2;        // 2^n alone may be too large
     return (vector)((mask)scaled & ~underflow);
 #endif
 }

@@ -45,7 +45,8 @@ void naive_embed_backward(double *d_token_table, double *d_position_table, const
 
 // ---- norms ----
 
-void naive_norm(double *out, double *stats, const double *x, const double *weight, const double *bias, size_t rows, int C, int centred, double eps) {
+void naive_norm(double *out, double *stats, const double *x, const double *weight, const double *bias, size_t rows, int C, int centred,
+                double eps) {
     for (size_t r = 0; r < rows; r++) {
         const double *row = x + r * C;
         double mean = 0, variance = 0;
@@ -90,7 +91,8 @@ void naive_matmul(double *y, double *gelu_input, const double *x, const double *
         }
 }
 
-void naive_matmul_backward_input(double *d_x, const double *d_y, const double *weight, const double *gelu_input, size_t rows, int in, int out) {
+void naive_matmul_backward_input(double *d_x, const double *d_y, const double *weight, const double *gelu_input, size_t rows, int in,
+                                 int out) {
     for (size_t r = 0; r < rows; r++)
         for (int i = 0; i < in; i++) {
             double sum = 0;
@@ -404,12 +406,14 @@ void naive_cross_entropy(double *logits, double *losses, size_t losses_stride, c
 
 // ---- the update ----
 
-void naive_adamw(double *master, const double *gradient, double *moment1, double *moment2, size_t n, int decay, const AdamW *hyper, double clip) {
+void naive_adamw(double *master, const double *gradient, double *moment1, double *moment2, size_t n, int decay, const AdamW *hyper,
+                 double clip) {
     for (size_t i = 0; i < n; i++) {
         double g = gradient[i] * clip;
         moment1[i] = hyper->beta1 * moment1[i] + (1 - hyper->beta1) * g;
         moment2[i] = hyper->beta2 * moment2[i] + (1 - hyper->beta2) * g * g;
-        double mean = moment1[i] / (1 - pow(hyper->beta1, (double)hyper->step)), square = moment2[i] / (1 - pow(hyper->beta2, (double)hyper->step));
+        double mean = moment1[i] / (1 - pow(hyper->beta1, (double)hyper->step)), square = moment2[i] / (1 - pow(hyper->beta2,
+                                                                                                                (double)hyper->step));
         master[i] -= hyper->lr * (mean / (sqrt(square) + hyper->eps) + (decay ? hyper->weight_decay * master[i] : 0));
     }
 }

@@ -1,6 +1,6 @@
-// The arithmetic of core/device.h as plain loops over plain arrays of double: what tests hold a device against. Nothing here is fast, nothing
-// is shared with a device but the shapes; attention is written with its full matrices, its gradient straight from their definition.
-// Shapes, formulas and what is added to are those of core/device.h. Pointers named there or_null may be NULL.
+// The arithmetic of core/device.h as plain loops over plain arrays of double: what tests hold a device against. Nothing here is fast,
+// nothing is shared with a device but the shapes; attention is written with its full matrices, its gradient straight from their
+// definition. Shapes, formulas and what is added to are those of core/device.h. Pointers named there or_null may be NULL.
 #ifndef NAIVE_H
 #define NAIVE_H
 
@@ -17,13 +17,15 @@ double naive_sigmoid(double x);
 void naive_embed(double *out, const int *tokens, const double *token_table, const double *position_table, int B, int first, int T, int C);
 void naive_embed_backward(double *d_token_table, double *d_position_table, const double *d_out, const int *tokens, int B, int T, int C);
 
-void naive_norm(double *out, double *stats, const double *x, const double *weight, const double *bias, size_t rows, int C, int centred, double eps);
+void naive_norm(double *out, double *stats, const double *x, const double *weight, const double *bias, size_t rows, int C, int centred,
+                double eps);
 void naive_norm_backward(double *d_x, double *d_weight, double *d_bias, const double *d_out, const double *x, const double *stats,
                          const double *weight, size_t rows, int C, int centred);
 
 void naive_matmul(double *y, double *gelu_input, const double *x, const double *weight, const double *bias, int bias_width,
                   const double *residual, size_t rows, int in, int out);
-void naive_matmul_backward_input(double *d_x, const double *d_y, const double *weight, const double *gelu_input, size_t rows, int in, int out);
+void naive_matmul_backward_input(double *d_x, const double *d_y, const double *weight, const double *gelu_input, size_t rows, int in,
+                                 int out);
 void naive_matmul_backward_weight(double *d_weight, double *d_bias, int bias_width, const double *d_y, const double *x,
                                   size_t rows, int in, int out);
 
@@ -46,7 +48,8 @@ void naive_swiglu_backward(double *d_x, const double *d_out, const double *x, si
 void naive_cross_entropy(double *logits, double *losses, size_t losses_stride, const double *teacher_logits, const int *targets,
                          size_t rows, int V, int stride, double weight, double temperature, double scale);
 
-void naive_adamw(double *master, const double *gradient, double *moment1, double *moment2, size_t n, int decay, const AdamW *hyper, double clip);
+void naive_adamw(double *master, const double *gradient, double *moment1, double *moment2, size_t n, int decay, const AdamW *hyper,
+                 double clip);
 
 #ifdef __cplusplus
 }
