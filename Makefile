@@ -1,7 +1,9 @@
 # make                 train_gpt: needs a C compiler with OpenMP, and cJSON
 # make test            every test (scripts/setup.sh installs what they need)
 # make demo            three pretraining runs that differ in their attention alone, and their report
+# make test-hf        the tests with Hugging Face's transformers (scripts/setup.sh --hf installs it); part of `make test` where it is
 # make test-asan       the C tests under AddressSanitizer and UndefinedBehaviorSanitizer
+# make bench           how fast it is, beside how fast the machine is
 # make docs            docs/config.md, from the table that parses the config
 # make clean
 # Options: CC=clang; PORTABLE=1 (x86-64-v3 instead of this machine's own instructions); SANITIZE=1; CFLAGS=... replaces -O3 -g.
@@ -33,16 +35,18 @@ DEVICE := $(BUILD)/cpu/device_float.o
 DOUBLE := $(BUILD)/cpu/device_double.o
 TESTS  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 HELPERS := $(BUILD)/tests/naive.o $(BUILD)/tests/support.o
-PYTHON_TESTS := $(wildcard tests/test_*.py)
+PYTHON_TESTS := $(filter-out tests/test_hf.py,$(wildcard tests/test_*.py))
+HF_PYTHON ?= .venv-hf/bin/python
 
-.PHONY: all test test-c test-python test-asan demo docs clean FORCE
+.PHONY: all test test-c test-python test-hf test-asan bench demo docs clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 
 all: train_gpt
 
-train_gpt: $(BUILD)/train_gpt
-	@ln -sf $< $@
+# A link to the build asked for last, also when it is older than another.
+train_gpt: $(BUILD)/train_gpt FORCE
+	@[ "$$(readlink $@)" = $< ] || ln -sf $< $@
 
 $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(CORE) $(DEVICE)
 	$(CC) $(ALL_LDFLAGS) $^ $(CJSON_LIBS) -lm -o $@
@@ -55,6 +59,13 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 $(BUILD)/core/random.o: ALL_CFLAGS += -ffp-contract=off
 $(BUILD)/core/version.o: CPPFLAGS += -DPROGRAM_VERSION='"$(shell cat $(BUILD)/version 2>/dev/null)"'
 $(BUILD)/core/version.o: $(BUILD)/version
+
+# The Hugging Face modeling file, carried in the program: its bytes as decimal numbers.
+$(BUILD)/core/modeling_train_gpt.inc: scripts/hf/modeling_train_gpt.py
+	@mkdir -p $(@D)
+	LC_ALL=C od -An -v -tu1 $< | sed 's/  *\([0-9][0-9]*\)/\1,/g' > $@
+$(BUILD)/core/hf_modeling.o: private CPPFLAGS += -I$(BUILD)/core
+$(BUILD)/core/hf_modeling.o: $(BUILD)/core/modeling_train_gpt.inc
 
 $(BUILD)/cpu/device_float.o: cpu/device.c $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -88,13 +99,20 @@ $(BUILD)/version: FORCE
 $(BUILD)/tests/test_%: $(BUILD)/tests/test_%.o $(HELPERS) $(CORE) $(DEVICE) $(DOUBLE)
 	$(CC) $(ALL_LDFLAGS) $^ $(CMOCKA_LIBS) $(CJSON_LIBS) -lm -o $@
 
-test: test-c test-python test-asan
+# All groups run, also when one of them fails.
+test: all
+	@status=0; for group in test-c test-python $(if $(wildcard .venv-hf/installed-requirements.txt),test-hf) test-asan; do \
+	    $(MAKE) --no-print-directory $$group || status=1; done; exit $$status
 
-test-c: train_gpt $(TESTS)
+test-c: $(BUILD)/train_gpt $(TESTS)
 	@TRAIN_GPT=$(BUILD)/train_gpt scripts/run_tests.sh $(TESTS)
 
-test-python: train_gpt
+test-python: $(BUILD)/train_gpt
 	@scripts/run_tests.sh $(addprefix $(PYTHON)=,$(PYTHON_TESTS))
+
+test-hf: $(BUILD)/train_gpt
+	@test -x $(HF_PYTHON) || { echo "make: $(HF_PYTHON) is missing; scripts/setup.sh --hf makes it" >&2; exit 1; }
+	@TRAIN_GPT=$(BUILD)/train_gpt scripts/run_tests.sh $(HF_PYTHON)=tests/test_hf.py
 
 test-asan:
 	@ASAN_OPTIONS=allocator_may_return_null=1 $(MAKE) --no-print-directory SANITIZE=1 BUILD=build/sanitized test-c
@@ -102,6 +120,12 @@ test-asan:
 # ---- the rest ----
 demo: train_gpt
 	scripts/demo.sh
+
+bench: $(BUILD)/tests/bench
+	$<
+
+$(BUILD)/tests/bench: $(BUILD)/tests/bench.o $(HELPERS) $(CORE) $(DEVICE)
+	$(CC) $(ALL_LDFLAGS) $^ $(CMOCKA_LIBS) $(CJSON_LIBS) -lm -o $@
 
 docs: train_gpt
 	./train_gpt help --markdown > docs/config.md

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cjson/cJSON.h>
 
@@ -21,6 +22,7 @@
 #include "core/device.h"
 #include "core/diagnostics.h"
 #include "core/error.h"
+#include "core/json_text.h"
 #include "core/memory_plan.h"
 #include "core/metrics.h"
 #include "core/model.h"
@@ -621,11 +623,14 @@ static int for_pieces(const Model *m, Real *arena, bool buffers, UsePiece *use, 
     return status;
 }
 
-typedef struct Initialisation { uint64_t seed, hash; } Initialisation;
+typedef struct Initialisation { uint64_t seed, hash; CheckpointReader *beginning; } Initialisation;
 
 static int initialise_piece(void *context, Real *place, const Tensor *x, double *values, size_t first, size_t n) {
     Initialisation *to = context;
-    random_initial_values(values, x, first, n, to->seed);
+    int status = 0;
+    if (to->beginning && checkpoint_has(to->beginning, x)) status = checkpoint_read(to->beginning, CHECKPOINT_WEIGHTS, x, values, first, n);
+    else random_initial_values(values, x, first, n, to->seed);
+    if (status) return status;
     for (size_t i = 0; !x->attention_own && i < n; i++) {       // FNV-1a over the floats' bits
         float value = (float)values[i];
         uint32_t bits;
@@ -641,6 +646,9 @@ typedef struct Loading { CheckpointReader *reader; CheckpointPart part; } Loadin
 static int load_piece(void *context, Real *place, const Tensor *x, double *values, size_t first, size_t n) {
     Loading *from = context;
     int status = checkpoint_read(from->reader, from->part, x, values, first, n);
+    for (size_t i = 0; i < n && !status; i++)
+        if (!isfinite(values[i]))
+            status = set_error(STATUS_BAD_INPUT, "the checkpoint's tensor %s holds %g: take an older checkpoint", x->name, values[i]);
     if (!status) device->write(place, values, n);
     return status;
 }
@@ -657,13 +665,18 @@ static void narrow_weights(const Model *m) {
     if (!device->weights_are_master) device->narrow(m->weights, m->master, m->table.count);
 }
 
-static int initialise_weights(Model *m, uint64_t seed, uint64_t *shared_hash) {
-    Initialisation to = { .seed = seed, .hash = UINT64_C(0xcbf29ce484222325) };
+// The weights of `beginning`, and random ones where it has none; NULL: all of them random.
+static int begin_weights(Model *m, uint64_t seed, CheckpointReader *beginning, uint64_t *shared_hash) {
+    Initialisation to = { .seed = seed, .hash = UINT64_C(0xcbf29ce484222325), .beginning = beginning };
     device->zero(m->master, m->table.count * device->real_bytes);   // the padding too, which stays 0
     int status = for_pieces(m, m->master, true, initialise_piece, &to);
     narrow_weights(m);
     *shared_hash = to.hash;
     return status;
+}
+
+static int initialise_weights(Model *m, uint64_t seed, uint64_t *shared_hash) {
+    return begin_weights(m, seed, NULL, shared_hash);
 }
 
 static int load_weights(Model *m, CheckpointReader *reader) {
@@ -717,6 +730,10 @@ static int save(Trainer *t) {
     const Config *c = &t->config;
     CheckpointWriter *writer;
     int status = finish_step(t, t->step);           // the log is whole up to what is saved
+    if (t->tokenizer_path[0] && access(t->tokenizer_path, R_OK)) {
+        progress_note("warning: %s is gone: checkpoints are saved without it", t->tokenizer_path);
+        t->tokenizer_path[0] = 0;                   // no reason to lose the weights
+    }
     if (!status) status = metrics_sync(t->metrics);
     if (!status) status = checkpoint_create(&writer, c, &t->model.table, t->step, t->tokenizer_path[0] ? t->tokenizer_path : NULL);
     if (status) return status;
@@ -728,7 +745,8 @@ static int save(Trainer *t) {
     status = checkpoint_commit(writer);
     if (status) return status;
     progress_note("step %ld: saved %s/checkpoints/step-%08ld", t->step, c->run_dir, t->step);
-    return checkpoint_prune(c->run_dir, c->checkpoint.keep);
+    if (checkpoint_prune(c->run_dir, c->checkpoint.keep)) progress_note("warning: old checkpoints stay: %s", error_text());
+    return 0;
 }
 
 // ================================================ evaluation ================================================
@@ -921,10 +939,9 @@ static int describe_teacher(Trainer *t, CheckpointReader *reader) {
     const Config *c = &t->config;
     const ModelConfig *shape = checkpoint_model(reader);
     if (shape->V != c->model.V)
-        return set_error(STATUS_BAD_INPUT, "distill.teacher: its vocabulary is %d, the student's (model.vocab_size) %d",
-                         shape->V, c->model.V);
+        return set_error(STATUS_BAD_INPUT, "its vocabulary is %d, the student's (model.vocab_size) %d", shape->V, c->model.V);
     if (shape->max_position_embeddings < c->train.sequence_length)
-        return set_error(STATUS_BAD_INPUT, "distill.teacher: it takes %d positions, fewer than train.sequence_length (%d)",
+        return set_error(STATUS_BAD_INPUT, "it takes %d positions, fewer than train.sequence_length (%d)",
                          shape->max_position_embeddings, c->train.sequence_length);
     int status = describe_model(&t->teacher_model, shape, checkpoint_attention(reader), 0, 1);
     if (!status) status = checkpoint_check(reader, &t->teacher_model.table, false);
@@ -934,15 +951,21 @@ static int describe_teacher(Trainer *t, CheckpointReader *reader) {
     return status;
 }
 
-static int allocate_trainer(Trainer *t) {
+// All memory of a trainer. One that does not fit is refused here: asked for, it would be given, and the process killed when it is used.
+static int allocate_trainer(Trainer *t, const DeviceInfo *info) {
+    const double gib = 1 << 30;
     MemoryPlan plan = { 0 }, host = { 0 };
     plan_trainer(&plan, t);
     plan_host(&host, t);
-    t->memory = device->allocate(plan.used);
-    t->host_memory = device->allocate_host(host.used);
+    const double weights = plan.by_kind[MEMORY_WEIGHTS] + plan.by_kind[MEMORY_GRADIENTS] + (double)plan.by_kind[MEMORY_MOMENTS];
+    const bool fits = plan.used <= info->memory_bytes;
+    t->memory = fits ? device->allocate(plan.used) : NULL;
+    t->host_memory = fits ? device->allocate_host(host.used) : NULL;
     if (!t->memory || !t->host_memory)
-        return set_error(STATUS_FAILED, "out of memory: the run needs %.1f GiB (train_gpt CONFIG --dry-run lists it); a smaller "
-                         "train.micro_batch_size or compute.recompute=block needs less", (plan.used + host.used) / 1073741824.0);
+        return set_error(STATUS_FAILED, "out of memory: this needs %.1f GiB, %s has %.1f (train_gpt CONFIG --dry-run lists what for); %s",
+                         (plan.used + host.used) / gib, info->name, info->memory_bytes / gib, weights > 0.9 * info->memory_bytes
+                         ? "weights, gradients and moments alone do not fit: take a smaller model"
+                         : "a smaller train.micro_batch_size or compute.recompute=block needs less");
     plan = (MemoryPlan){ .base = t->memory };
     host = (MemoryPlan){ .base = t->host_memory };
     plan_trainer(&plan, t);
@@ -968,7 +991,7 @@ static int find_tokenizer(Trainer *t) {
     return status;
 }
 
-// Opens the data, and reads the first batch so that a wrong vocabulary is found before anything is written.
+// Opens the data, and reads the first batch of each so that a wrong vocabulary is found before anything is written.
 static int open_data(Trainer *t) {
     const Config *c = &t->config;
     const int T = c->train.sequence_length, B = c->train.micro_batch_size;
@@ -979,11 +1002,13 @@ static int open_data(Trainer *t) {
     Dataset *datasets[] = { t->train, t->validation };
     int *buffer = malloc(3 * (size_t)B * T * sizeof *buffer);
     if (!buffer) return set_error(STATUS_FAILED, "out of memory for a batch");
-    for (int i = 0; i < 2 && !status; i++)
-        if (datasets[i]) {
-            int count = (int)smaller(B, dataset_windows(datasets[i]));
-            status = dataset_read(datasets[i], 0, count, buffer, buffer + (size_t)B * T, buffer + 2 * (size_t)B * T);
+    for (int i = 0; i < 2 && !status; i++) {
+        const int sequences = datasets[i] ? (int)smaller(c->train.batch_size, dataset_windows(datasets[i])) : 0;
+        for (int first = 0; first < sequences && !status; first += B) {
+            const int count = (int)smaller(sequences - first, B);
+            status = dataset_read(datasets[i], first, count, buffer, buffer + (size_t)B * T, buffer + 2 * (size_t)B * T);
         }
+    }
     free(buffer);
     if (!status) status = find_tokenizer(t);
     return status;
@@ -998,10 +1023,21 @@ static int open_teacher(Trainer *t, CheckpointReader **reader) {
     *reader = NULL;
     if (!t->config.distill.teacher[0]) return 0;
     int status = checkpoint_open(reader, t->config.distill.teacher);
-    return status ? prefix_error(status, "distill.teacher: ") : describe_teacher(t, *reader);
+    if (!status) status = describe_teacher(t, *reader);
+    return status ? prefix_error(status, "distill.teacher: ") : 0;
 }
 
-static int fill_trainer(Trainer *t, CheckpointReader *teacher, CheckpointReader *from) {
+// The weights that model.init_from names, but for a run that goes on from its own checkpoint.
+static int open_beginning(Trainer *t, CheckpointReader **reader) {
+    *reader = NULL;
+    if (!t->config.init_from[0]) return 0;
+    int status = checkpoint_open(reader, t->config.init_from);
+    if (!status) status = checkpoint_check_beginning(*reader, &t->model.table);
+    return status ? prefix_error(status, "model.init_from: ") : 0;
+}
+
+// beginning, teacher, from: each may be NULL.
+static int fill_trainer(Trainer *t, CheckpointReader *beginning, CheckpointReader *teacher, CheckpointReader *from) {
     Model *m = &t->model;
     const size_t moment_bytes = m->table.count / t->processes * device->real_bytes;
     device->zero(m->moment1, moment_bytes);
@@ -1011,7 +1047,9 @@ static int fill_trainer(Trainer *t, CheckpointReader *teacher, CheckpointReader 
     if (!status) status = write_rope_table(&t->pass);
     if (!status && t->sampling.model) status = write_rope_table(&t->sampling);
     if (!status && teacher) status = load_teacher(t, teacher);
-    if (!status) status = initialise_weights(m, t->config.seed, &t->initial_weights);
+    if (!status) status = beginning ? begin_weights(m, t->config.seed, beginning, &t->initial_weights)
+                                    : initialise_weights(m, t->config.seed, &t->initial_weights);
+    if (from && t->config.init_from[0]) t->initial_weights = 0;     // where they came from need not be there any more
     if (!status && from) status = load_weights(m, from);
     if (!status && from) status = load_moment(t, m->moment1, from, CHECKPOINT_EXP_AVG);
     if (!status && from) status = load_moment(t, m->moment2, from, CHECKPOINT_EXP_AVG_SQ);
@@ -1047,6 +1085,28 @@ static void add_shards(cJSON *shards, const char *split, const Dataset *dataset)
     }
 }
 
+// A resumed run reads what it read before: the shards of its first start event and those that the globs find now.
+static int check_same_shards(const Trainer *t) {
+    cJSON *start, *shards = cJSON_CreateArray();
+    int status = metrics_read_first(t->config.run_dir, &start);
+    add_shards(shards, "train", t->train);
+    add_shards(shards, "val", t->validation);
+    const cJSON *before = cJSON_GetObjectItemCaseSensitive(start, "shards"), *now = shards->child;
+    const cJSON *old = cJSON_IsArray(before) ? before->child : NULL;
+    for (; !status && before && (old || now); old = old->next, now = now->next) {
+        const char *path = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(now ? now : old, "path"));
+        const char *a = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(old, "hash"));
+        const char *b = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(now, "hash"));
+        if (a && b && !strcmp(a, b)) continue;
+        status = set_error(STATUS_BAD_INPUT, "%s: %s: the run began with other data: bring back its shards, or start a new run", path ? path : "?",
+                           !old ? "is new" : !now ? "is gone" : "is another shard");
+        break;
+    }
+    cJSON_Delete(start);
+    cJSON_Delete(shards);
+    return status;
+}
+
 static int log_start(Trainer *t, const DeviceInfo *info, long resumed_from) {
     const Config *c = &t->config;
     const ParameterTable *p = &t->model.table;
@@ -1066,7 +1126,7 @@ static int log_start(Trainer *t, const DeviceInfo *info, long resumed_from) {
     metrics_add_number(event, "flops_per_token", flops_per_token(p, &t->model.shape, c->train.sequence_length));
     metrics_add_number(event, "tokens_per_step", (double)c->train.batch_size * c->train.sequence_length);
     snprintf(text, sizeof text, "%016" PRIx64, t->initial_weights);
-    cJSON_AddStringToObject(event, "initial_weights", text);
+    if (t->initial_weights) cJSON_AddStringToObject(event, "initial_weights", text);
     cJSON *shards = cJSON_AddArrayToObject(event, "shards");
     add_shards(shards, "train", t->train);
     add_shards(shards, "val", t->validation);
@@ -1135,7 +1195,7 @@ static int train(Trainer *t, long saved) {
         if (status) return status;
     }
     if (status) return status;
-    if (t->step != saved || t->step == 0) status = save(t);
+    if (t->step != saved) status = save(t);
     else status = checkpoint_prune(t->config.run_dir, t->config.checkpoint.keep);   // a run killed between its last save and its end has not
     if (status) return status;
     if (t->step >= steps) return log_end(t);
@@ -1156,10 +1216,44 @@ static int choose_device(Dtype dtype) {
     return 0;
 }
 
+// --overwrite may not take away what the new run is to read.
+static int check_overwrite(const Trainer *t) {
+    const Config *c = &t->config;
+    const struct { const char *key, *path; } read[] = {
+        { "distill.teacher", c->distill.teacher }, { "model.init_from", c->init_from }, { "the tokenizer", t->tokenizer_path },
+        { "data.train", t->train ? dataset_shard(t->train, 0)->path : "" },
+        { "data.val", t->validation ? dataset_shard(t->validation, 0)->path : "" },
+    };
+    char *run_dir = realpath(c->run_dir, NULL);
+    const size_t length = run_dir ? strlen(run_dir) : 0;
+    int status = 0;
+    for (size_t i = 0; run_dir && i < sizeof read / sizeof *read && !status; i++) {
+        char *path = read[i].path[0] ? realpath(read[i].path, NULL) : NULL;
+        if (path && !strncmp(path, run_dir, length) && path[length] == '/')
+            status = set_error(STATUS_BAD_INPUT, "%s: %s: lies in run_dir (%s), which --overwrite would empty; take another run_dir",
+                               read[i].key, read[i].path, c->run_dir);
+        free(path);
+    }
+    free(run_dir);
+    return status;
+}
+
+// Whether a checkpoint is this run's: with its tensors, of the step that its name says, saved under the same config.
+static int check_own_checkpoint(const Trainer *t, CheckpointReader *from, long step) {
+    const Config *saved = checkpoint_config(from);
+    int status = checkpoint_check(from, &t->model.table, true);
+    if (!status && checkpoint_step(from) != step)
+        status = set_error(STATUS_BAD_INPUT, "its trainer_state.json says step %ld", checkpoint_step(from));
+    const char *key = saved ? config_difference(saved, &t->config) : NULL;
+    if (!status && key)
+        status = set_error(STATUS_BAD_INPUT, "%s was another than the run's config.json says; put that back", key);
+    return status ? prefix_error(status, "cannot go on from step-%08ld (without it, --resume takes the one before): ", step) : 0;
+}
+
 // Everything that can fail before the run directory is touched; then `begin` touches it.
 static int run(const Config *config, CheckpointReader *from, long from_step, int (*begin)(Config *config, bool overwrite), bool overwrite) {
     Trainer *t = calloc(1, sizeof *t);
-    CheckpointReader *teacher = NULL;
+    CheckpointReader *beginning = NULL, *teacher = NULL;
     DeviceInfo info;
     int status = t ? choose_device(config->compute.dtype) : set_error(STATUS_FAILED, "out of memory");
     if (!status) status = device->open(&info, &(DeviceOptions){ .threads = config->compute.threads });
@@ -1168,15 +1262,21 @@ static int run(const Config *config, CheckpointReader *from, long from_step, int
         return status;
     }
     status = describe_trainer(t, config);
-    if (!status && from) status = checkpoint_check(from, &t->model.table, true);
+    if (!status && from) status = check_own_checkpoint(t, from, from_step);
+    if (!status && !from) status = open_beginning(t, &beginning);
     if (!status) status = open_teacher(t, &teacher);
     if (!status) status = open_data(t);
-    if (!status) status = allocate_trainer(t);
-    if (!status) status = fill_trainer(t, teacher, from);
+    if (!status && from_step >= 0) status = check_same_shards(t);
+    if (!status && overwrite) status = check_overwrite(t);
+    if (!status) status = allocate_trainer(t, &info);
+    if (!status) status = fill_trainer(t, beginning, teacher, from);
+    if (beginning) checkpoint_close(beginning);
     if (teacher) checkpoint_close(teacher);
     if (!status) status = begin(&t->config, overwrite);
     if (!status) status = metrics_open(&t->metrics, t->config.run_dir, from_step);
     if (!status) status = log_start(t, &info, from_step);
+    if (!status && from_step > 0 && !metrics_has(t->metrics, "step", from_step))
+        progress_note("warning: %s/metrics.jsonl lacks steps before %ld: the log has a hole", t->config.run_dir, from_step + 1);
     t->step = from_step < 0 ? 0 : from_step;
     stop_on_signals();
     if (!status) status = train(t, from ? from_step : -1);
@@ -1203,16 +1303,33 @@ static int command_resume(const Command *command) {
     CheckpointReader *from = NULL;
     char directory[PATH_SIZE];
     long step;
+    snprintf(directory, sizeof directory, "%s/trainer_state.json", command->path);
+    if (!access(directory, F_OK))
+        return set_error(STATUS_BAD_INPUT, "%s: is a checkpoint; --resume takes the run's directory, which holds checkpoints/", command->path);
     int status = run_directory_resume(command->path, &config);
     if (!status) status = config_override_resumed(&config, command->overrides, command->override_count);
     if (!status) status = checkpoint_newest(config.run_dir, directory, &step);
     if (!status && step > config.train.steps)
         status = set_error(STATUS_BAD_INPUT, "--train.steps=%ld: the run's newest checkpoint is already at step %ld",
                            config.train.steps, step);
-    if (!status && step >= 0) status = checkpoint_open(&from, directory);
+    if (!status && step < 0) progress_note("%s holds no complete checkpoint: the run begins again at step 0", config.run_dir);
+    if (!status && step >= 0) {
+        status = checkpoint_open(&from, directory);
+        if (status) prefix_error(status, "cannot go on from %s (without it, --resume takes the one before): ", directory);
+    }
     if (!status) status = run(&config, from, step < 0 ? 0 : step, begin_resumed, false);
     if (from) checkpoint_close(from);
     run_directory_close();
+    return status;
+}
+
+// Prints an object and frees it.
+static int print_json(cJSON *object) {
+    char *text = json_text_print(object, true);
+    int status = text ? 0 : set_error(STATUS_FAILED, "out of memory for the answer");
+    if (text && puts(text) < 0) status = set_error(STATUS_FAILED, "standard output: cannot be written");
+    free(text);
+    cJSON_Delete(object);
     return status;
 }
 
@@ -1250,10 +1367,7 @@ static int command_dry_run(const Command *command) {
         metrics_add_number(out, "steps", config.train.steps);
         add_plan(cJSON_AddObjectToObject(out, "memory"), &plan, &host);
         if (config.distill.teacher[0]) cJSON_AddStringToObject(out, "note", "the teacher was not opened: its memory is not counted");
-        char *text = cJSON_Print(out);
-        if (text) puts(text);
-        free(text);
-        cJSON_Delete(out);
+        status = print_json(out);
     }
     free_pass(&t->pass);
     free_pass(&t->sampling);
@@ -1273,7 +1387,7 @@ static int open_model(Trainer *t, CheckpointReader *reader, Purpose purpose, int
     if (!status) status = describe_model(&t->model, checkpoint_model(reader), checkpoint_attention(reader), 0, 1);
     if (!status) status = checkpoint_check(reader, &t->model.table, false);
     if (!status) status = describe_pass(&t->pass, &t->model, purpose, RECOMPUTE_NONE, B, T);
-    if (!status) status = allocate_trainer(t);
+    if (!status) status = allocate_trainer(t, &info);
     if (!status) status = write_rope_table(&t->pass);
     if (!status && t->model.alpha_ma) device->zero(t->model.alpha_ma, (size_t)t->model.shape.L * t->model.shape.H * device->real_bytes);
     return status ? status : load_weights(&t->model, reader);
@@ -1301,11 +1415,8 @@ static int evaluate_checkpoint(Trainer *t, CheckpointReader *reader, const Comma
     metrics_add_number(out, "tokens", tokens);
     metrics_add_number(out, "loss", loss);
     metrics_add_number(out, "perplexity", exp(loss));
-    char *text = cJSON_Print(out);
-    if (text) puts(text);
-    free(text);
-    cJSON_Delete(out);
-    return 0;
+    status = print_json(out);
+    return status || isfinite(loss) ? status : set_error(STATUS_FAILED, "the loss is not finite");
 }
 
 static int print_token(void *context, int token) {
@@ -1332,6 +1443,9 @@ static int sample_checkpoint(Trainer *t, CheckpointReader *reader, const Command
     if (!status && fputs(command->prompt, stdout) < 0) status = set_error(STATUS_FAILED, "standard output: cannot be written");
     if (!status) status = generate(&t->pass, prompt, (int)n, command->tokens, &options, print_token, t->tokenizer);
     if (!status) putchar('\n');
+    if (!status && n + command->tokens > positions + 1)
+        fprintf(stderr, "train_gpt: stopped after %zu tokens: with the prompt that fills the model's %d positions\n", positions + 1 - n,
+                shape->max_position_embeddings);
     free(prompt);
     return status;
 }
@@ -1340,6 +1454,10 @@ static int with_checkpoint(const Command *command, int (*use)(Trainer *t, Checkp
     Trainer *t = calloc(1, sizeof *t);
     CheckpointReader *reader;
     int status = t ? checkpoint_open(&reader, command->path) : set_error(STATUS_FAILED, "out of memory");
+    char newest[PATH_SIZE];
+    long step;
+    if (status == STATUS_BAD_INPUT && !checkpoint_newest(command->path, newest, &step) && step >= 0)
+        status = set_error(STATUS_BAD_INPUT, "%s: is a run; name one of its checkpoints: %s", command->path, newest);
     if (!status) {
         status = use(t, reader, command);
         checkpoint_close(reader);
@@ -1372,7 +1490,9 @@ int main(int argc, char **argv) {
         }
         command_line_free(&command);
     }
-    if (!status && fflush(stdout)) status = set_error(STATUS_FAILED, "standard output: cannot be written");
+    const bool output_matters = command.action != ACTION_TRAIN && command.action != ACTION_RESUME;     // a run's is for watching it
+    if (!status && output_matters && (fflush(stdout) || ferror(stdout)))
+        status = set_error(STATUS_FAILED, "standard output: cannot be written");
     if (status) fprintf(stderr, "train_gpt: %s\n", error_text());
     return status;
 }

@@ -16,11 +16,12 @@
 #include "files.h"
 #include "hf_config.h"
 #include "json_text.h"
+#include "message.h"
 #include "safetensors.h"
 #include "strict_json.h"
 #include "version.h"
 
-enum { FORMAT = 1, NAME_SIZE = PATH_SIZE + 128, STATE_LIMIT = 1 << 20, ROWS_AT_ONCE = 64 };
+enum { FORMAT = 1, NAME_SIZE = PATH_SIZE + 128, STATE_LIMIT = 1 << 20, INDEX_LIMIT = 64 << 20, ROWS_AT_ONCE = 64 };
 
 static const char *const needed_files[] = { "config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json" };
 enum { NEEDED_FILES = sizeof needed_files / sizeof *needed_files };
@@ -39,13 +40,20 @@ struct CheckpointWriter {
     size_t came;
 };
 
+// Tensors in one file, or in several that an index lists.
+typedef struct Weights {
+    char name[NAME_SIZE];               // of the file, or of the index
+    SafetensorsReader **files;
+    int count;                          // 0: not there
+} Weights;
+
 struct CheckpointReader {
     char directory[NAME_SIZE];
     ModelConfig shape;
     AttentionConfig attention;
     Config *config;                     // NULL without trainer state
     long step;
-    SafetensorsReader *model, *optimizer;
+    Weights model, optimizer;
     double *whole;                      // the transposed tensor read last, in memory order
     const SafetensorsInfo *whole_is;
 };
@@ -216,6 +224,22 @@ static int create_tensor_files(CheckpointWriter *writer) {
     return status;
 }
 
+// tokenizer.json, and the tokenizer_config.json beside it. Where there is none, one that says what the file is: transformers would take it
+// for the tokenizer that the arch's first models had, with tokens that this one does not have.
+static int copy_tokenizer(const CheckpointWriter *writer, const char *tokenizer) {
+    static const char plain[] = "{\n\t\"tokenizer_class\":\t\"PreTrainedTokenizerFast\",\n\t\"clean_up_tokenization_spaces\":\tfalse\n}\n";
+    char path[NAME_SIZE], beside[NAME_SIZE];
+    const char *slash = strrchr(tokenizer, '/');
+    int status = format_path(path, sizeof path, "%s/tokenizer.json", writer->temporary);
+    if (!status) status = copy_file(tokenizer, path);
+    if (!status) status = format_path(path, sizeof path, "%s/tokenizer_config.json", writer->temporary);
+    if (!status) {
+        status = format_path(beside, sizeof beside, "%.*stokenizer_config.json", slash ? (int)(slash - tokenizer) + 1 : 0, tokenizer);
+    }
+    if (status) return status;
+    return access(beside, F_OK) ? write_file(path, plain, strlen(plain)) : copy_file(beside, path);
+}
+
 static int fill_directory(CheckpointWriter *writer, const Config *config, long step, const char *tokenizer) {
     char path[NAME_SIZE];
     int status = make_directories(writer->parent);
@@ -225,10 +249,11 @@ static int fill_directory(CheckpointWriter *writer, const Config *config, long s
     }
     if (!status) status = write_json(writer, "config.json", hf_config_to_json(&config->model, &config->attention));
     if (!status) status = write_json(writer, "trainer_state.json", trainer_state(config, step));
-    if (!status && tokenizer) {
-        status = format_path(path, sizeof path, "%s/tokenizer.json", writer->temporary);
-        if (!status) status = copy_file(tokenizer, path);
+    if (!status && !hf_config_is_stock(&config->attention)) {
+        status = format_path(path, sizeof path, "%s/" HF_MODELING_MODULE ".py", writer->temporary);
+        if (!status) status = write_file(path, hf_modeling_text, hf_modeling_size);
     }
+    if (!status && tokenizer) status = copy_tokenizer(writer, tokenizer);
     return status ? status : create_tensor_files(writer);
 }
 
@@ -362,15 +387,89 @@ static int read_state(CheckpointReader *reader, const char *path) {
     return status;
 }
 
-// Weights in several files, or in another format, get a message of their own.
+// Opens one more file of the weights.
+static int add_file(Weights *weights, const char *path) {
+    SafetensorsReader **grown = realloc(weights->files, (size_t)(weights->count + 1) * sizeof *grown);
+    if (!grown) return out_of_memory(path);
+    weights->files = grown;
+    int status = safetensors_open(&grown[weights->count], path);
+    if (!status) weights->count++;
+    return status;
+}
+
+static int open_single(Weights *weights, const char *path) {
+    snprintf(weights->name, sizeof weights->name, "%s", path);
+    return add_file(weights, path);
+}
+
+static void close_weights(Weights *weights) {
+    for (int i = 0; i < weights->count; i++) safetensors_close(weights->files[i]);
+    free(weights->files);
+}
+
+// The file of that name among those that are open; NULL: none.
+static SafetensorsReader *opened_file(const Weights *weights, const char *name) {
+    for (int i = 0; i < weights->count; i++) {
+        if (!strcmp(strrchr(safetensors_path(weights->files[i]), '/') + 1, name)) return weights->files[i];
+    }
+    return NULL;
+}
+
+// An index's entry, {tensor: file}: opens the file unless it is open, and looks whether the tensor is in it. A file lies in the directory.
+static int read_index_entry(const CheckpointReader *reader, Weights *weights, const cJSON *entry) {
+    char path[NAME_SIZE], tensor[PRINTABLE_SIZE], printable[PRINTABLE_SIZE];
+    const char *file = cJSON_IsString(entry) ? entry->valuestring : "";
+    make_printable(tensor, entry->string);
+    if (!*file || *file == '.' || strchr(file, '/')) {
+        return set_error(STATUS_BAD_INPUT, "%s: weight_map: tensor '%s': '%s' is not the name of a file beside it", weights->name, tensor,
+                         make_printable(printable, file));
+    }
+    int status = 0;
+    if (!opened_file(weights, file)) {
+        status = format_path(path, sizeof path, "%s/%s", reader->directory, file);
+        if (!status) status = add_file(weights, path);
+    }
+    if (status || safetensors_find(opened_file(weights, file), entry->string)) return status;
+    return set_error(STATUS_BAD_INPUT, "%s: weight_map: tensor '%s' is not in %s", weights->name, tensor, make_printable(printable, file));
+}
+
+static int check_none_twice(const Weights *weights) {
+    for (int i = 0; i < weights->count; i++) {
+        for (int t = 0; t < safetensors_count(weights->files[i]); t++) {
+            const char *name = safetensors_info(weights->files[i], t)->name;
+            for (int j = i + 1; j < weights->count; j++) {
+                if (!safetensors_find(weights->files[j], name)) continue;
+                return set_error(STATUS_BAD_INPUT, "%s: tensor '%s' is in %s too", safetensors_path(weights->files[i]), name,
+                                 safetensors_path(weights->files[j]));
+            }
+        }
+    }
+    return 0;
+}
+
+static int open_shards(const CheckpointReader *reader, Weights *weights, const char *index) {
+    cJSON *json;
+    snprintf(weights->name, sizeof weights->name, "%s", index);
+    int status = strict_json_read(&json, index, INDEX_LIMIT);
+    if (status) return status;
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(json, "weight_map");
+    if (!cJSON_IsObject(map) || !map->child) {
+        status = set_error(STATUS_BAD_INPUT, "%s: weight_map: an object of tensors' files was wanted", index);
+    }
+    for (const cJSON *entry = status ? NULL : map->child; entry && !status; entry = entry->next) {
+        status = read_index_entry(reader, weights, entry);
+    }
+    cJSON_Delete(json);
+    return status ? status : check_none_twice(weights);
+}
+
+// One file, or several with an index; as transformers, the one where both are there.
 static int open_model(CheckpointReader *reader) {
     char path[NAME_SIZE], index[NAME_SIZE];
     if (format_path(path, sizeof path, "%s/model.safetensors", reader->directory)) return STATUS_BAD_INPUT;
     if (format_path(index, sizeof index, "%s/model.safetensors.index.json", reader->directory)) return STATUS_BAD_INPUT;
-    if (!access(path, F_OK)) return safetensors_open(&reader->model, path);
-    if (!access(index, F_OK)) {
-        return set_error(STATUS_BAD_INPUT, "%s: the weights lie in several files; only a single model.safetensors is read", index);
-    }
+    if (!access(path, F_OK)) return open_single(&reader->model, path);
+    if (!access(index, F_OK)) return open_shards(reader, &reader->model, index);
     return set_error(STATUS_BAD_INPUT, "%s: there is no model.safetensors in it", reader->directory);
 }
 
@@ -385,7 +484,7 @@ static int open_all(CheckpointReader *reader) {
     if (!status) status = format_path(path, sizeof path, "%s/trainer_state.json", reader->directory);
     if (!status && !access(path, F_OK)) status = read_state(reader, path);
     if (!status) status = format_path(path, sizeof path, "%s/optimizer.safetensors", reader->directory);
-    if (!status && !access(path, F_OK)) status = safetensors_open(&reader->optimizer, path);
+    if (!status && !access(path, F_OK)) status = open_single(&reader->optimizer, path);
     return status;
 }
 
@@ -403,8 +502,8 @@ int checkpoint_open(CheckpointReader **opened, const char *directory) {
 
 void checkpoint_close(CheckpointReader *reader) {
     if (!reader) return;
-    safetensors_close(reader->model);
-    safetensors_close(reader->optimizer);
+    close_weights(&reader->model);
+    close_weights(&reader->optimizer);
     free(reader->config);
     free(reader->whole);
     free(reader);
@@ -437,29 +536,43 @@ static const char *shape_text(char *text, size_t size, const SafetensorsInfo *in
 }
 enum { SHAPE_SIZE = 4 + SAFETENSORS_MAX_DIMENSIONS * 22 };
 
+typedef struct Stored {
+    SafetensorsReader *file;
+    const SafetensorsInfo *info;        // NULL: not there
+} Stored;
+
+static Stored find_exactly(const Weights *weights, const char *name) {
+    for (int i = 0; i < weights->count; i++) {
+        const SafetensorsInfo *info = safetensors_find(weights->files[i], name);
+        if (info) return (Stored){ weights->files[i], info };
+    }
+    return (Stored){ NULL, NULL };
+}
+
 // A tensor by its name, or by its name without what stands before the first dot: some directories of gpt2 leave "transformer." out.
-static const SafetensorsInfo *find_stored(const SafetensorsReader *file, const char *name) {
-    const SafetensorsInfo *info = safetensors_find(file, name);
+static Stored find_stored(const Weights *weights, const char *name) {
+    Stored stored = find_exactly(weights, name);
     bool prefixed = !strncmp(name, "transformer.", 12) || !strncmp(name, "model.", 6);
-    return info || !prefixed ? info : safetensors_find(file, strchr(name, '.') + 1);
+    return stored.info || !prefixed ? stored : find_exactly(weights, strchr(name, '.') + 1);
 }
 
 // The stored tensor of one of the table's, once name, shape and type are what the table says.
-static int find_tensor(const SafetensorsReader *file, CheckpointPart part, const Tensor *tensor, const SafetensorsInfo **found) {
+static int find_tensor(const Weights *weights, CheckpointPart part, const Tensor *tensor, Stored *stored) {
     char wanted_text[SHAPE_SIZE], found_text[SHAPE_SIZE];
-    const SafetensorsInfo wanted = describe(tensor, part), *info = *found = find_stored(file, wanted.name);
+    const SafetensorsInfo wanted = describe(tensor, part), *info = (*stored = find_stored(weights, wanted.name)).info;
     shape_text(wanted_text, sizeof wanted_text, &wanted);
     if (!info) {
-        return set_error(STATUS_BAD_INPUT, "%s: tensor '%s' %s is missing%s", safetensors_path(file), wanted.name, wanted_text,
+        return set_error(STATUS_BAD_INPUT, "%s: tensor '%s' %s is missing%s", weights->name, wanted.name, wanted_text,
                          tensor->attention_own ? ": these weights were not trained with this attention type or gate" : "");
     }
+    const char *path = safetensors_path(stored->file);
     bool same = info->dimensions == wanted.dimensions && !memcmp(info->shape, wanted.shape, sizeof wanted.shape);
     if (!same) {
-        return set_error(STATUS_BAD_INPUT, "%s: tensor '%s' has shape %s, but the model's is %s", safetensors_path(file), info->name,
+        return set_error(STATUS_BAD_INPUT, "%s: tensor '%s' has shape %s, but the model's is %s", path, info->name,
                          shape_text(found_text, sizeof found_text, info), wanted_text);
     }
     if (safetensors_is_float(info->type)) return 0;
-    return set_error(STATUS_BAD_INPUT, "%s: tensor '%s' has type %s; F32, BF16, F16 or F64 was wanted", safetensors_path(file), info->name,
+    return set_error(STATUS_BAD_INPUT, "%s: tensor '%s' has type %s; F32, BF16, F16 or F64 was wanted", path, info->name,
                      safetensors_type_name(info->type));
 }
 
@@ -474,35 +587,66 @@ static bool may_be_ignored(const CheckpointReader *reader, const char *name) {
            ends_with(name, ".attn.masked_bias") || ends_with(name, ".rotary_emb.inv_freq");
 }
 
-// Every tensor of the table's first `count` is there, in each of the parts, and nothing else.
-static int check_file(const CheckpointReader *reader, const SafetensorsReader *file, const Tensor *tensors, int count, CheckpointPart first,
-                      CheckpointPart last) {
-    bool *wanted = calloc((size_t)safetensors_count(file) + 1, sizeof *wanted);
-    if (!wanted) return out_of_memory(reader->directory);
+static int by_address(const void *a, const void *b) {
+    const char *x = *(const void *const *)a, *y = *(const void *const *)b;
+    return (x > y) - (x < y);
+}
+
+// Nothing is stored but what was found, and what may be ignored.
+static int check_nothing_else(const CheckpointReader *reader, const Weights *weights, const SafetensorsInfo **found, size_t count) {
+    qsort(found, count, sizeof *found, by_address);
+    for (int i = 0; i < weights->count; i++) {
+        for (int t = 0; t < safetensors_count(weights->files[i]); t++) {
+            const SafetensorsInfo *info = safetensors_info(weights->files[i], t);
+            char text[SHAPE_SIZE];
+            if (bsearch(&info, found, count, sizeof *found, by_address) || may_be_ignored(reader, info->name)) continue;
+            return set_error(STATUS_BAD_INPUT, "%s: tensor '%s' %s is not part of this model", safetensors_path(weights->files[i]),
+                             info->name, shape_text(text, sizeof text, info));
+        }
+    }
+    return 0;
+}
+
+// Every one of the tensors is there, in each of the parts, and nothing else. lenient: those that only this attention has may be absent.
+static int check_weights(const CheckpointReader *reader, const Weights *weights, const Tensor *tensors, int count, CheckpointPart first,
+                         CheckpointPart last, bool lenient) {
+    const SafetensorsInfo **found = malloc(((size_t)count * (size_t)(last - first + 1) + 1) * sizeof *found);
+    if (!found) return out_of_memory(reader->directory);
+    size_t found_count = 0;
     int status = 0;
     for (int i = 0; i < count && !status; i++) {
         for (CheckpointPart part = first; part <= last && !status; part++) {
-            const SafetensorsInfo *info;
-            status = find_tensor(file, part, &tensors[i], &info);
-            if (!status) wanted[info - safetensors_info(file, 0)] = true;
+            Stored stored;
+            if (lenient && tensors[i].attention_own && !find_stored(weights, tensors[i].name).info) continue;
+            status = find_tensor(weights, part, &tensors[i], &stored);
+            found[found_count++] = stored.info;
         }
     }
-    for (int i = 0; i < safetensors_count(file) && !status; i++) {
-        const SafetensorsInfo *info = safetensors_info(file, i);
-        char text[SHAPE_SIZE];
-        if (wanted[i] || may_be_ignored(reader, info->name)) continue;
-        status = set_error(STATUS_BAD_INPUT, "%s: tensor '%s' %s is not part of this model", safetensors_path(file), info->name,
-                           shape_text(text, sizeof text, info));
-    }
-    free(wanted);
+    if (!status) status = check_nothing_else(reader, weights, found, found_count);
+    free(found);
     return status;
 }
 
 int checkpoint_check(CheckpointReader *reader, const ParameterTable *table, bool optimizer) {
-    int status = check_file(reader, reader->model, table->tensors, table->tensor_count, CHECKPOINT_WEIGHTS, CHECKPOINT_WEIGHTS);
+    int status = check_weights(reader, &reader->model, table->tensors, table->tensor_count, CHECKPOINT_WEIGHTS, CHECKPOINT_WEIGHTS, false);
     if (status || !optimizer) return status;
-    if (!reader->optimizer) return set_error(STATUS_BAD_INPUT, "%s: there is no optimizer.safetensors in it", reader->directory);
-    return check_file(reader, reader->optimizer, table->tensors, table->parameter_tensors, CHECKPOINT_EXP_AVG, CHECKPOINT_EXP_AVG_SQ);
+    if (!reader->optimizer.count) return set_error(STATUS_BAD_INPUT, "%s: there is no optimizer.safetensors in it", reader->directory);
+    return check_weights(reader, &reader->optimizer, table->tensors, table->parameter_tensors, CHECKPOINT_EXP_AVG, CHECKPOINT_EXP_AVG_SQ,
+                         false);
+}
+
+int checkpoint_check_beginning(CheckpointReader *reader, const ParameterTable *table) {
+    ParameterTable own;                         // first that the directory is whole: half of an attention must not pass for none
+    int status = parameter_table_build(&own, &reader->shape, &reader->attention, 0, 1);
+    if (status) return status;
+    status = checkpoint_check(reader, &own, false);
+    parameter_table_free(&own);
+    if (status) return status;
+    return check_weights(reader, &reader->model, table->tensors, table->tensor_count, CHECKPOINT_WEIGHTS, CHECKPOINT_WEIGHTS, true);
+}
+
+bool checkpoint_has(const CheckpointReader *reader, const Tensor *tensor) {
+    return find_stored(&reader->model, tensor->name).info;
 }
 
 // The file's [in,out] as memory's [out,in], kept in reader->whole.
@@ -526,15 +670,16 @@ static int read_transposed(CheckpointReader *reader, SafetensorsReader *file, co
 }
 
 int checkpoint_read(CheckpointReader *reader, CheckpointPart part, const Tensor *tensor, double *values, size_t first, size_t n) {
-    SafetensorsReader *file = part == CHECKPOINT_WEIGHTS ? reader->model : reader->optimizer;
-    const SafetensorsInfo *info;
-    if (!file) return set_error(STATUS_BAD_INPUT, "%s: there is no optimizer.safetensors in it", reader->directory);
-    int status = find_tensor(file, part, tensor, &info);
-    if (status || !tensor->transposed) return status ? status : safetensors_read(file, info, values, first, n);
-    if (first > info->count || n > info->count - first) {
-        return set_error(STATUS_FAILED, "%s: tensor '%s': elements past its end were asked for", safetensors_path(file), info->name);
+    const Weights *weights = part == CHECKPOINT_WEIGHTS ? &reader->model : &reader->optimizer;
+    Stored stored;
+    if (!weights->count) return set_error(STATUS_BAD_INPUT, "%s: there is no optimizer.safetensors in it", reader->directory);
+    int status = find_tensor(weights, part, tensor, &stored);
+    if (status || !tensor->transposed) return status ? status : safetensors_read(stored.file, stored.info, values, first, n);
+    if (first > stored.info->count || n > stored.info->count - first) {
+        return set_error(STATUS_FAILED, "%s: tensor '%s': elements past its end were asked for", safetensors_path(stored.file),
+                         stored.info->name);
     }
-    if (reader->whole_is != info) status = read_transposed(reader, file, info);
+    if (reader->whole_is != stored.info) status = read_transposed(reader, stored.file, stored.info);
     if (!status) memcpy(values, reader->whole + first, n * sizeof *values);
     return status;
 }

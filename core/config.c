@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "error.h"
+#include "hf_config.h"
 #include "json_text.h"
 #include "message.h"
 #include "strict_json.h"
@@ -19,6 +20,7 @@
 
 typedef enum { TYPE_INT, TYPE_LONG, TYPE_UINT64, TYPE_DOUBLE, TYPE_BOOL, TYPE_CHOICE, TYPE_TEXT, TYPE_EXTENDS, TYPE_ROPE_SCALING } Type;
 
+#define SMALLEST 1e-37                      // what a float holds with all its bits: smaller ones would be 0 to a device, and 0/0 a NaN
 enum { OPEN_LOW = 1, OPEN_HIGH = 2 };                           // that end of the range does not belong to it
 
 typedef struct Key {
@@ -98,9 +100,12 @@ static const Key keys[] = {
            "wavelengths under original_max_position_embeddings / this stay as they are (Llama 3.2: 4); above low_freq_factor"),
     INTEGER(model.rope_scaling.original_max_position_embeddings, "=none", 1, MAX_SIZE, "tokens",
             "sequence length that the unstretched positions were made for (Llama 3.2: 8192)"),
-    NUMBER(model.norm_eps, "1e-5", 0, INFINITY, OPEN_LOW, "added to the variance (gpt2) or mean square inside the norms"),
+    NUMBER(model.norm_eps, "1e-5", SMALLEST, INFINITY, OPEN_HIGH, "added to the variance (gpt2) or mean square inside the norms"),
     NUMBER(model.initializer_range, "0.02", 0, INFINITY, OPEN_LOW,
            "standard deviation of initial weights; gpt2's residual projections have it divided by sqrt(2 num_hidden_layers)"),
+    {"model.init_from", TYPE_TEXT, offsetof(Config, init_from), "null", 0, 0, 0, NULL, "",
+     "a Hugging Face directory or a checkpoint whose weights the run begins from; model's other keys have its values unless given, and "
+     "must agree; null: random weights"},
 
     CHOICE(attention.type, "baseline", attention_type_names,
            "baseline: softmax; off_by_one: softmax with 1 added to the denominator; sink: with exp of a learned scalar per head added; "
@@ -128,7 +133,7 @@ static const Key keys[] = {
     NUMBER(optimizer.lr, "0.001", 0, INFINITY, 0, "AdamW's learning rate at its highest"),
     NUMBER(optimizer.beta1, "0.9", 0, 1, OPEN_HIGH, "decay of AdamW's first moment"),
     NUMBER(optimizer.beta2, "0.95", 0, 1, OPEN_HIGH, "decay of AdamW's second moment"),
-    NUMBER(optimizer.eps, "1e-8", 0, INFINITY, OPEN_LOW, "added to the root of AdamW's second moment"),
+    NUMBER(optimizer.eps, "1e-8", SMALLEST, INFINITY, OPEN_HIGH, "added to the root of AdamW's second moment"),
     NUMBER(optimizer.weight_decay, "0.1", 0, INFINITY, 0, "decoupled decay of matrices and embeddings; vectors have none"),
     NUMBER(optimizer.grad_clip, "1", 0, INFINITY, 0, "largest global gradient norm, larger ones are scaled down; 0: no clipping"),
 
@@ -140,7 +145,7 @@ static const Key keys[] = {
 
     TEXT(distill.teacher, "null", "checkpoint directory of a teacher to learn from; null: none"),
     NUMBER(distill.weight, "1", 0, 1, 0, "weight of the teacher's soft cross-entropy; the data's has 1 - weight"),
-    NUMBER(distill.temperature, "1", 0, INFINITY, OPEN_LOW, "divides both models' logits in the soft cross-entropy"),
+    NUMBER(distill.temperature, "1", 1e-3, 1e3, 0, "divides both models' logits in the soft cross-entropy"),
 
     INTEGER(eval.every, "50", 0, MAX_COUNT, "steps", "steps between evaluations; 0: none"),
     INTEGER(eval.batches, "20", 1, MAX_SIZE, "batches", "batches of train.batch_size sequences in an evaluation, from the first window on"),
@@ -149,12 +154,12 @@ static const Key keys[] = {
     INTEGER(sample.every, "0", 0, MAX_COUNT, "steps", "steps between samples in the log; 0: none"),
     INTEGER(sample.tokens, "64", 1, MAX_SIZE, "tokens", "length of a sample"),
     TEXT(sample.prompt, "", "text that a sample goes on from"),
-    NUMBER(sample.temperature, "1", 0, INFINITY, OPEN_LOW, "divides the logits before a token is drawn"),
+    NUMBER(sample.temperature, "1", 0, INFINITY, OPEN_HIGH, "divides the logits before a token is drawn; 0: the likeliest token"),
     INTEGER(sample.top_k, "0", 0, MAX_SIZE, "tokens", "draw from the k likeliest tokens only; 1: always the likeliest; 0: from all"),
     NUMBER(sample.top_p, "1", 0, 1, OPEN_LOW, "draw from the likeliest tokens that together have this probability; 1: from all"),
     INTEGER(diagnostics.every, "10", 0, MAX_COUNT, "steps", "steps between attention diagnostics in the log; 0: none"),
 
-    INTEGER(compute.threads, "0", 0, MAX_THREADS, "threads", "threads; 0: as many as there are cores; changes no result"),
+    INTEGER(compute.threads, "0", 0, MAX_THREADS, "threads", "threads; 0: as many as OpenMP takes (OMP_NUM_THREADS, else the cores); changes no result"),
     CHOICE(compute.dtype, "fp32", dtype_names, "precision of the matrix products; bf16 keeps weights, sums and optimizer in fp32"),
     CHOICE(compute.recompute, "none", recompute_names,
            "what backward computes again instead of keeping it: nothing, the attention, or whole blocks; changes no result"),
@@ -232,6 +237,7 @@ const char *config_nearest_key(const char *name, int *distance) {
         // The right key in the wrong section is one mistake.
         int whole = edit_distance(name, known), last = edit_distance(last_part(name), last_part(known)) + 1;
         int d = whole < last ? whole : last;
+        if (!strncmp(name, known, strlen(name))) d = 1;         // cut short: no letter is wrong
         if (nearest && d >= *distance) continue;
         nearest = known;
         *distance = d;
@@ -613,6 +619,57 @@ static int refuse(const Reader *r, const char *const *involved, const char *form
     return blame(set_error(STATUS_BAD_INPUT, "%s", reason), &last, involved[0]);
 }
 
+// ---- model.init_from ----
+
+// What may differ from the weights that a run begins from: what only new weights depend on, and how far rotary positions are taken.
+static bool is_free_to_differ(const Config *theirs, const Key *key) {
+    return !strcmp(key->name, "model.initializer_range") ||
+           (!strcmp(key->name, "model.max_position_embeddings") && theirs->model.arch != ARCH_GPT2);
+}
+
+static const char *describe_number(char text[JSON_TEXT_NUMBER_SIZE], const Key *key, double x) {
+    if (key->type == TYPE_BOOL) return x != 0 ? "true" : "false";
+    if (key->type == TYPE_CHOICE) return key->choices[(int)x];
+    json_text_of_number(text, x);
+    return text;
+}
+
+// Takes one key of theirs where ours is not given, else compares.
+static int take_key(Reader *r, const Config *theirs, int k) {
+    const Key *key = &keys[k];
+    const double x = load_number(theirs, key), ours = load_number(&r->config, key);
+    // a rope_scaling of null is given, and has no keys that are
+    if (!r->given[k] && !(is_rope_scaling(key) && r->source[k].order)) {
+        store_number(&r->config, key, x);
+        r->given[k] = true;
+        return STATUS_OK;
+    }
+    if (x == ours || is_free_to_differ(theirs, key)) return STATUS_OK;
+    char found[JSON_TEXT_NUMBER_SIZE], wanted[JSON_TEXT_NUMBER_SIZE];
+    return refuse(r, KEYS(key->name, "model.init_from"), "%s is not that of the weights in %s (%s)", describe_number(found, key, ours),
+                  r->config.init_from, describe_number(wanted, key, x));
+}
+
+// The shape of the weights that the run begins from; and where both attentions are affine, the keys of theirs that are not given, so that
+// the function goes on as it was.
+static int take_from_directory(Reader *r) {
+    char path[PATH_SIZE + 16];
+    Config *theirs = malloc(sizeof *theirs);
+    if (!theirs) return set_error(STATUS_FAILED, "out of memory");
+    config_defaults(theirs);
+    snprintf(path, sizeof path, "%s/config.json", r->config.init_from);
+    int status = hf_config_read(path, &theirs->model, &theirs->attention);
+    if (status) blame(status, &r->source[find_key("model.init_from")], "model.init_from");
+    const bool affine = theirs->attention.type == ATTENTION_AFFINE && r->config.attention.type == ATTENTION_AFFINE;
+    for (int k = 0; k < KEY_COUNT && !status; k++) {
+        const bool number = is_numeric(&keys[k]) || keys[k].type == TYPE_BOOL || keys[k].type == TYPE_CHOICE;
+        if (number && !strncmp(keys[k].name, "model.", 6)) status = take_key(r, theirs, k);
+        if (number && affine && !r->given[k] && !strncmp(keys[k].name, "attention.affine_", 17)) status = take_key(r, theirs, k);
+    }
+    free(theirs);
+    return status;
+}
+
 static void derive_number(Reader *r, const char *name, double x) {
     const int k = find_key(name);
     if (!r->given[k]) store_number(&r->config, &keys[k], x);
@@ -758,6 +815,7 @@ int config_read(Config *config, const char *path, const Override *overrides, int
         status = read_file(r);
     }
     for (int i = 0; !status && i < override_count; i++) status = read_override(r, &overrides[i]);
+    if (!status && r->config.init_from[0]) status = take_from_directory(r);
     return finish(config, r, status);
 }
 
@@ -788,6 +846,16 @@ int config_override_resumed(Config *config, const Override *overrides, int overr
         }
     }
     return finish(config, r, status);
+}
+
+const char *config_difference(const Config *a, const Config *b) {
+    for (int k = 0; k < KEY_COUNT; k++) {
+        const Key *key = &keys[k];
+        if (is_resumable(key) || !strcmp(key->name, "run_dir") || key->type == TYPE_EXTENDS || key->type == TYPE_ROPE_SCALING) continue;
+        const char *x = (const char *)a + key->offset, *y = (const char *)b + key->offset;
+        if (key->type == TYPE_TEXT ? strcmp(x, y) != 0 : load_number(a, key) != load_number(b, key)) return key->name;
+    }
+    return NULL;
 }
 
 int config_check(const Config *config, const char *name) {

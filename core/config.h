@@ -46,6 +46,7 @@ typedef struct Config {
     char run_dir[PATH_SIZE];
     uint64_t seed;
     ModelConfig model;
+    char init_from[PATH_SIZE];          // model.init_from: a directory; "" is null
     AttentionConfig attention;
     struct { char train[PATH_SIZE], val[PATH_SIZE], tokenizer[PATH_SIZE]; bool shuffle; } data;         // globs; "" is null
     struct { long steps; int batch_size, micro_batch_size, sequence_length; } train;
@@ -65,8 +66,9 @@ typedef struct Override { const char *key, *value; } Override;
 // Every default filled in, those that depend on other keys too (head_dim, intermediate_size, ...); no run_dir, no data.
 void config_defaults(Config *config);
 
-// Reads a JSON file (and those it extends, paths relative to the file that says so), then the overrides, fills in the defaults, checks
-// every range and every relation between keys. Errors name file and key, or the flag. On failure *config is as it was, here and below.
+// Reads a JSON file (and those it extends, paths relative to the file that says so), then the overrides, fills in the defaults (with
+// model.init_from that directory's model), checks every range and every relation between keys. Errors name file and key, or the flag. On
+// failure *config is as it was, here and below.
 int config_read(Config *config, const char *path, const Override *overrides, int override_count);
 
 // The same from JSON already parsed; `name` stands for the file in messages. No `extends`.
@@ -75,6 +77,9 @@ int config_from_json(Config *config, const struct cJSON *json, const char *name)
 // config becomes that of a resumed run: the overrides applied to the saved one. Refuses, naming the key, all but train.steps and the
 // sections eval, checkpoint, diagnostics, sample and compute.
 int config_override_resumed(Config *config, const Override *overrides, int override_count);
+
+// The first key, of those that a resumed run may not change (run_dir aside, which may have been moved), in which two configs differ; NULL: none.
+const char *config_difference(const Config *a, const Config *b);
 
 // Relations between keys that config_read checks at its end (shapes that divide, gpt2's own rules, ...); `name` begins the message.
 int config_check(const Config *config, const char *name);

@@ -4,6 +4,7 @@
 
 #include <cjson/cJSON.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,14 +80,18 @@ static const Demand qwen2_demands[] = {
 
 static const struct ArchRow {
     const char *architecture;           // the class that stock transformers loads
+    const char *own;                    // the classes of our modeling file: this and "Config", this and "ForCausalLM"
     const Translation *keys;
     const Demand *demands;
 } arch_rows[] = {
-    [ARCH_GPT2] = { "GPT2LMHeadModel", gpt2_keys, gpt2_demands },
-    [ARCH_LLAMA] = { "LlamaForCausalLM", llama_keys, llama_demands },
-    [ARCH_QWEN2] = { "Qwen2ForCausalLM", qwen2_keys, qwen2_demands },
+    [ARCH_GPT2] = { "GPT2LMHeadModel", "SelectableGPT2", gpt2_keys, gpt2_demands },
+    [ARCH_LLAMA] = { "LlamaForCausalLM", "SelectableLlama", llama_keys, llama_demands },
+    [ARCH_QWEN2] = { "Qwen2ForCausalLM", "SelectableQwen2", qwen2_keys, qwen2_demands },
 };
 enum { ARCHS = sizeof arch_rows / sizeof *arch_rows };
+
+// Before the arch in the model_type of a model that only our modeling file computes, so that nothing takes it for the stock one.
+#define OWN_PREFIX "train_gpt_"
 
 // The item, or NULL where the key is absent or null.
 static const cJSON *given(const cJSON *object, const char *key) {
@@ -100,8 +105,10 @@ static int read_arch(const char *path, const cJSON *theirs, Arch *arch) {
     char printable[PRINTABLE_SIZE];
     const cJSON *type = given(theirs, "model_type");
     if (!type) return set_error(STATUS_BAD_INPUT, "%s: model_type: is missing; gpt2, llama or qwen2 was wanted", path);
-    for (int i = 0; i < ARCHS && cJSON_IsString(type); i++) {
-        if (strcmp(type->valuestring, arch_name((Arch)i))) continue;
+    const char *name = cJSON_IsString(type) ? type->valuestring : "";
+    if (!strncmp(name, OWN_PREFIX, strlen(OWN_PREFIX))) name += strlen(OWN_PREFIX);
+    for (int i = 0; i < ARCHS; i++) {
+        if (strcmp(name, arch_name((Arch)i))) continue;
         *arch = (Arch)i;
         return 0;
     }
@@ -297,10 +304,31 @@ static cJSON *attention_section(const AttentionConfig *attention) {
     return section;
 }
 
+bool hf_config_is_stock(const AttentionConfig *attention) {
+    return attention->type == ATTENTION_BASELINE && attention->gate == GATE_NONE;
+}
+
+// The class that computes the model, and for ours where it lies.
+static void add_class(cJSON *json, const ModelConfig *m, bool stock) {
+    const struct ArchRow *row = &arch_rows[m->arch];
+    char config[64], model[64], model_type[64], at[64 + sizeof HF_MODELING_MODULE];
+    snprintf(config, sizeof config, "%sConfig", row->own);
+    snprintf(model, sizeof model, "%sForCausalLM", row->own);
+    snprintf(model_type, sizeof model_type, "%s%s", stock ? "" : OWN_PREFIX, arch_name(m->arch));
+    cJSON *architectures = cJSON_AddArrayToObject(json, "architectures");
+    cJSON_AddItemToArray(architectures, cJSON_CreateString(stock ? row->architecture : model));
+    cJSON_AddStringToObject(json, "model_type", model_type);
+    if (stock) return;
+    cJSON *auto_map = cJSON_AddObjectToObject(json, "auto_map");
+    snprintf(at, sizeof at, HF_MODELING_MODULE ".%s", config);
+    cJSON_AddStringToObject(auto_map, "AutoConfig", at);
+    snprintf(at, sizeof at, HF_MODELING_MODULE ".%s", model);
+    cJSON_AddStringToObject(auto_map, "AutoModelForCausalLM", at);
+}
+
 cJSON *hf_config_to_json(const ModelConfig *m, const AttentionConfig *attention) {
-    cJSON *json = cJSON_CreateObject(), *architectures = cJSON_AddArrayToObject(json, "architectures");
-    cJSON_AddItemToArray(architectures, cJSON_CreateString(arch_rows[m->arch].architecture));
-    cJSON_AddStringToObject(json, "model_type", arch_name(m->arch));
+    cJSON *json = cJSON_CreateObject();
+    add_class(json, m, hf_config_is_stock(attention));
     cJSON_AddNumberToObject(json, "vocab_size", m->V);
     if (m->arch == ARCH_GPT2) add_gpt2(json, m);
     else add_rotary(json, m);

@@ -175,3 +175,21 @@ void metrics_add_number(cJSON *event, const char *name, double value) {
     if (isfinite(value)) cJSON_AddNumberToObject(event, name, value);
     else cJSON_AddNullToObject(event, name);
 }
+
+int metrics_read_first(const char *run_dir, cJSON **event) {
+    *event = NULL;
+    char path[sizeof ((Metrics *)0)->path], *line = NULL;
+    size_t capacity = 0;
+    int status = format_path(path, sizeof path, "%s/metrics.jsonl", run_dir);
+    if (status) return status;
+    FILE *file = fopen(path, "r");
+    if (!file) return errno == ENOENT ? 0 : set_error(STATUS_FAILED, "%s: cannot open: %s", path, strerror(errno));
+    ssize_t length = getline(&line, &capacity, file);
+    if (length > 0 && line[length - 1] == '\n') {
+        *event = cJSON_ParseWithLength(line, (size_t)length);
+        if (!*event) status = set_error(STATUS_BAD_INPUT, "%s:1: is no event (a JSON object with \"event\")", path);
+    }
+    free(line);
+    fclose(file);
+    return status;
+}

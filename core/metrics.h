@@ -22,6 +22,9 @@ int metrics_sync(Metrics *metrics);
 // Whether an event of that name and step stands in the file as opened (what was due at the resumed step is not done twice).
 bool metrics_has(const Metrics *metrics, const char *event, long step);
 
+// The first line of run_dir's file, its start event; *event NULL where there is none. Status 1 or 2 when it cannot be read.
+int metrics_read_first(const char *run_dir, struct cJSON **event);
+
 // A new event object {"event": name}; and a number that reads back to the same double, null where it is not finite.
 struct cJSON *metrics_event(const char *name);
 void metrics_add_number(struct cJSON *event, const char *name, double value);

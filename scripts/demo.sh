@@ -23,4 +23,4 @@ for attention in baseline sink affine; do
         ./train_gpt configs/demo-$attention.json
     fi
 done
-"$python" scripts/compare.py "${runs[@]}" --out=runs/demo/report
+"$python" scripts/compare.py "${runs[@]}" --out=runs/demo-report

@@ -4,6 +4,7 @@
 # lists. Asks nothing; run again, it does nothing that is done. Needs root, or sudo, only when a system package is missing.
 #
 #     ./scripts/setup.sh
+#     ./scripts/setup.sh --hf    what `make test-hf` needs too: in .venv-hf what scripts/requirements-hf.txt lists, over the system's PyTorch
 #
 # Environment: CC, the compiler that must work (default cc); PYTHON, the Python that .venv is to be made with.
 # Exit status: 0 when everything is there, 1 when something could not be installed, 2 for bad usage.
@@ -12,14 +13,16 @@ set -eu
 say() { printf 'setup: %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
+hf=
 case ${1-} in
 '') ;;
+--hf) hf=yes ;;
 -h | --help)
     sed -n '2,/^set -eu/{/^#/s/^# \{0,1\}//p;}' "$0"
     exit 0
     ;;
 *)
-    printf 'setup: unknown argument: %s (there are none but --help)\n' "$1" >&2
+    printf 'setup: unknown argument: %s (there are --hf and --help)\n' "$1" >&2
     exit 2
     ;;
 esac
@@ -171,6 +174,35 @@ explain_still_missing() {
 # ----------------------------------------------------------------------------------------------------------------------
 # The virtual environment
 
+# make_hf_venv makes .venv-hf, which sees the system's PyTorch: /usr/bin/python3 is the one that Debian's python3-torch is for.
+hf_venv=$root/.venv-hf
+hf_requirements=$root/scripts/requirements-hf.txt
+hf_python=${PYTHON:-/usr/bin/python3}
+
+hf_complete() {
+    cmp -s "$hf_requirements" "$hf_venv/installed-requirements.txt" &&
+        "$hf_venv/bin/python" -c 'import torch, transformers, safetensors' >/dev/null 2>&1
+}
+
+sees_torch() { "$hf_python" -c 'import torch, venv, ensurepip' >/dev/null 2>&1; }
+
+make_hf_venv() {
+    if ! sees_torch && command -v apt-get >/dev/null 2>&1; then
+        say "installing python3-torch python3-venv"
+        apt_get update || say "apt-get update failed; trying with the package lists that are there"
+        apt_get install -y --no-install-recommends python3-torch python3-venv || fail "could not install python3-torch python3-venv"
+    fi
+    sees_torch || fail "$hf_python has no PyTorch or cannot make a virtual environment; name one that can: PYTHON=... $0 --hf"
+    say "making $hf_venv"
+    rm -rf "$hf_venv"
+    "$hf_python" -m venv --system-site-packages "$hf_venv" || fail "$hf_python -m venv $hf_venv failed"
+    "$hf_venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input -r "$hf_requirements" ||
+        fail "pip could not install $hf_requirements (is there a network?). Only make test-hf needs it"
+    cp "$hf_requirements" "$hf_venv/installed-requirements.txt"
+    own_venv "$hf_venv"
+    hf_complete || fail "transformers is installed in $hf_venv, but this fails: $hf_venv/bin/python -c 'import torch, transformers'"
+}
+
 new_venv() {
     find_python || fail "no Python 3.9 or later that can make a virtual environment"
     if [ -e "$venv" ] || [ -L "$venv" ]; then
@@ -180,7 +212,7 @@ new_venv() {
         say "making $venv"
     fi
     "$python" -m venv "$venv" || fail "$python -m venv $venv failed"
-    own_venv
+    own_venv "$venv"
 }
 
 fill_venv() {
@@ -190,7 +222,7 @@ fill_venv() {
         fail "pip could not install $requirements (is there a network?). The trainer itself does not need it, the reports do." \
             "Run this again to finish; if it is $venv that is damaged, remove it first"
     cp "$requirements" "$installed"
-    own_venv
+    own_venv "$venv"
 }
 
 # A venv whose pip runs is kept, whatever else is in it, unless even pip does not bring it into order.
@@ -208,7 +240,7 @@ make_venv() {
 own_venv() {
     if [ "$(id -u)" -eq 0 ]; then
         # shellcheck disable=SC2012
-        chown -R "$(ls -nd "$root" | awk '{ print $3 ":" $4 }')" "$venv"
+        chown -R "$(ls -nd "$root" | awk '{ print $3 ":" $4 }')" "$1"
     fi
 }
 
@@ -225,4 +257,5 @@ if [ -n "$missing" ]; then
     fi
 fi
 [ "$venv_state" = complete ] || make_venv
+[ -z "$hf" ] || hf_complete || make_hf_venv
 say "everything is there"

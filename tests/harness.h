@@ -13,10 +13,9 @@
 #include "../train_gpt.c"
 #undef main
 
-// Fails the test with the kept message.
-
 #define HELPER static __attribute__((unused))     // not every test needs every one
 
+// Fails the test with the kept message.
 HELPER void check_status(int status) {
     if (status) fail_msg("status %d: %s", status, error_text());
 }

@@ -148,9 +148,20 @@ static void comes_back(void **state) {
         save((long)i, 0, path_of("%s/tokenizer-of-mine.json", directory));
         const char *name = path_of("checkpoints/step-%08zu", i);
         expect_saved(name, 0);
-        expect_list(name, "config.json model.safetensors optimizer.safetensors tokenizer.json trainer_state.json ");
+        bool stock = cases[i].type == ATTENTION_BASELINE && cases[i].gate == GATE_NONE;
+        expect_list(name, stock ? "config.json model.safetensors optimizer.safetensors tokenizer.json "
+                                  "tokenizer_config.json trainer_state.json "
+                                : "config.json model.safetensors modeling_train_gpt.py optimizer.safetensors tokenizer.json "
+                                  "tokenizer_config.json trainer_state.json ");
+        if (!stock) assert_same_file(in_run(path_of("%s/modeling_train_gpt.py", name)), "scripts/hf/modeling_train_gpt.py");
         assert_same_file(in_run(path_of("%s/tokenizer.json", name)), path_of("%s/tokenizer-of-mine.json", directory));
+        char *text = read_file(in_run(path_of("%s/tokenizer_config.json", name)), NULL);
+        assert_non_null(strstr(text, "PreTrainedTokenizerFast"));
+        free(text);
     }
+    write_text(path_of("%s/tokenizer_config.json", directory), "{\"mine\": true}");
+    save(4, 0, path_of("%s/tokenizer-of-mine.json", directory));
+    assert_same_file(in_run("checkpoints/step-00000004/tokenizer_config.json"), path_of("%s/tokenizer_config.json", directory));
     expect_list("checkpoints", "step-00000000 step-00000001 step-00000002 step-00000003 step-00000004 ");
 }
 
@@ -341,6 +352,7 @@ static void a_full_disk_keeps_the_last_good_one(void **state) {
     (void)state;
     CheckpointWriter *writer;
     struct rlimit limit, small;
+    build(ARCH_GPT2, ATTENTION_BASELINE, GATE_NONE, true);      // no modeling file, which is larger than the limit
     save(5, 0, NULL);
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
     void (*before)(int) = signal(SIGXFSZ, SIG_IGN);
@@ -515,7 +527,7 @@ static void names_the_file_that_is_wrong(void **state) {
     assert_int_equal(unlink(path_of("%s/model.safetensors", name)), 0);
     expect_unopened(name, "there is no model.safetensors in it");
     write_text(path_of("%s/model.safetensors.index.json", name), "{}");
-    expect_unopened(name, "the weights lie in several files");
+    expect_unopened(name, "model.safetensors.index.json: weight_map: an object");
     assert_int_equal(unlink(path_of("%s/config.json", name)), 0);
     expect_unopened(name, "config.json: cannot open");
     expect_unopened(state_file, "is a file; a checkpoint is a directory");

@@ -75,7 +75,7 @@ static const char default_text[] =
     "\"model\": {\"arch\": \"gpt2\", \"vocab_size\": 256, \"hidden_size\": 128, \"num_hidden_layers\": 4, \"num_attention_heads\": 4,"
     "            \"num_key_value_heads\": 4, \"head_dim\": 32, \"intermediate_size\": 512, \"max_position_embeddings\": 128,"
     "            \"tie_word_embeddings\": true, \"rope_theta\": 10000, \"rope_scaling\": null, \"norm_eps\": 1e-5,"
-    "            \"initializer_range\": 0.02},"
+    "            \"initializer_range\": 0.02, \"init_from\": null},"
     "\"attention\": {\"type\": \"baseline\", \"gate\": \"none\", \"affine_activation\": \"linear_clipping\", \"affine_rho\": 0.9,"
     "                \"affine_n\": \"sequence\", \"affine_length\": 128},"
     "\"data\": {\"train\": null, \"val\": null, \"shuffle\": true, \"tokenizer\": null},"
@@ -201,7 +201,7 @@ static const Mistake mistakes[] = {
     {"{\"train\": {\"batch_size\": 0}}", {0}, "a.json: train.batch_size: wanted an integer from 1 to 2^24, found 0"},
     {"{\"train\": {\"steps\": -1}}", {0}, "a.json: train.steps: wanted an integer from 0 to 2^53, found -1"},
     {"{\"compute\": {\"threads\": 5000}}", {0}, "a.json: compute.threads: wanted an integer from 0 to 4096, found 5000"},
-    {"{\"optimizer\": {\"eps\": 0}}", {0}, "a.json: optimizer.eps: wanted a number above 0, found 0"},
+    {"{\"optimizer\": {\"eps\": 0}}", {0}, "a.json: optimizer.eps: wanted a number of at least 1e-37, found 0"},
     {"{\"optimizer\": {\"beta1\": 1}}", {0}, "a.json: optimizer.beta1: wanted a number of at least 0 and below 1, found 1"},
     {"{\"sample\": {\"top_p\": 0}}", {0}, "a.json: sample.top_p: wanted a number above 0 and at most 1, found 0"},
     {"{\"distill\": {\"weight\": 1.5}}", {0}, "a.json: distill.weight: wanted a number from 0 to 1, found 1.5"},
@@ -349,7 +349,7 @@ static const struct { const char *key, *good, *bad; } ranges[] = {
     {"model.rope_scaling.low_freq_factor", "0.1 1", "0 -1"},
     {"model.rope_scaling.high_freq_factor", "0.1 4", "0 -1"},
     {"model.rope_scaling.original_max_position_embeddings", "1 8192", "0 0.5"},
-    {"model.norm_eps", "1e-12 1", "0 -1e-5"},
+    {"model.norm_eps", "1e-12 1", "0 1e-38 -1e-5"},
     {"model.initializer_range", "1e-9 1", "0 -0.02"},
     {"attention.affine_rho", "0 1", "-0.1 1.1"},
     {"attention.affine_length", "1 16777216", "0 16777217"},
@@ -360,21 +360,21 @@ static const struct { const char *key, *good, *bad; } ranges[] = {
     {"optimizer.lr", "0 10", "-1e-9"},
     {"optimizer.beta1", "0 0.999999", "-0.1 1"},
     {"optimizer.beta2", "0 0.999999", "-0.1 1"},
-    {"optimizer.eps", "1e-30 1", "0 -1e-8"},
+    {"optimizer.eps", "1e-30 1", "0 1e-38 -1e-8"},
     {"optimizer.weight_decay", "0 2", "-0.1"},
     {"optimizer.grad_clip", "0 1e9", "-1"},
     {"schedule.warmup_steps", "0 9007199254740992", "-1 0.5"},
     {"schedule.decay_fraction", "0 1", "-0.1 1.0001"},
     {"schedule.min_lr_ratio", "0 1", "-0.1 1.0001"},
     {"distill.weight", "0 1", "-0.1 1.0001"},
-    {"distill.temperature", "1e-3 100", "0 -1"},
+    {"distill.temperature", "1e-3 100", "0 1e-4 1001 -1"},
     {"eval.every", "0 9007199254740992", "-1 0.5"},
     {"eval.batches", "1 16777216", "0 16777217"},
     {"checkpoint.every", "0 9007199254740992", "-1 0.5"},
     {"checkpoint.keep", "1 16777216", "0 16777217"},
     {"sample.every", "0 9007199254740992", "-1 0.5"},
     {"sample.tokens", "1 16777216", "0 16777217"},
-    {"sample.temperature", "1e-3 100", "0 -1"},
+    {"sample.temperature", "0 1e-3 100", "-1"},
     {"sample.top_k", "0 16777216", "-1 16777217"},
     {"sample.top_p", "1e-6 1", "0 1.0001"},
     {"diagnostics.every", "0 9007199254740992", "-1 0.5"},
@@ -692,7 +692,7 @@ static void test_round_trip(void **state) {
     // Doubles of random bits, and seeds of 53 random bits.
     uint64_t random = 7;
     for (int i = 0; i < 300; i++) {
-        double *const fields[] = {&c.optimizer.lr, &c.optimizer.beta1, &c.optimizer.eps, &c.model.rope_theta, &c.schedule.min_lr_ratio};
+        double *const fields[] = {&c.optimizer.lr, &c.optimizer.beta1, &c.optimizer.weight_decay, &c.model.rope_theta, &c.schedule.min_lr_ratio};
         for (size_t j = 0; j < COUNT(fields); j++) {
             random = random * 6364136223846793005u + 1442695040888963407u;
             const double unit = (double)(random >> 11) * 0x1p-53;

@@ -130,6 +130,8 @@ static const struct Refusal { const char *text, *says; } refusals[] = {
     { "[1]", "is not a JSON object" },
     { "{}", "model_type: is missing" },
     { "{\"model_type\": \"mistral\"}", "model_type: mistral is not" },
+    { "{\"model_type\": \"train_gpt_mistral\"}", "model_type: train_gpt_mistral is not" },
+    { "{\"model_type\": \"\"}", "model_type:" },
     { "{\"model_type\": 3}", "model_type:" },
     { "{\"model_type\": \"gpt2\", \"n_embd\": 8, \"n_layer\": 1, \"n_head\": 2}", "vocab_size: is missing" },
     { "{\"model_type\": \"gpt2\", \"vocab_size\": 9, \"n_layer\": 1, \"n_head\": 2}", "n_embd: is missing" },
@@ -260,18 +262,46 @@ static void writes_their_keys(void **state) {
             "\"initializer_range\":0.013,\"tie_word_embeddings\":false,\"use_cache\":true,\"bos_token_id\":null,\"eos_token_id\":null,"
             "\"torch_dtype\":\"float32\"}",
     };
-    const AttentionConfig affine = { ATTENTION_AFFINE, GATE_HEADWISE, AFFINE_LINEAR_CLIPPING, AFFINE_N_SEQUENCE, 64, 0.9 };
+    const AttentionConfig baseline = { ATTENTION_BASELINE, GATE_NONE, AFFINE_LINEAR_CLIPPING, AFFINE_N_SEQUENCE, 64, 0.9 };
     for (Arch arch = ARCH_GPT2; arch <= ARCH_QWEN2; arch++) {
         ModelConfig m = example(arch);
-        cJSON *json = hf_config_to_json(&m, &affine), *section = cJSON_DetachItemFromObject(json, "attention");
+        cJSON *json = hf_config_to_json(&m, &baseline), *section = cJSON_DetachItemFromObject(json, "attention");
         char *text = json_text_print(json, false), *of_section = json_text_print(section, false);
         assert_string_equal(text, wanted[arch]);
-        assert_string_equal(of_section, "{\"type\":\"affine\",\"gate\":\"headwise\",\"affine_activation\":\"linear_clipping\","
+        assert_string_equal(of_section, "{\"type\":\"baseline\",\"gate\":\"none\",\"affine_activation\":\"linear_clipping\","
                                         "\"affine_rho\":0.9,\"affine_n\":\"sequence\",\"affine_length\":64}");
         cJSON_Delete(json);
         cJSON_Delete(section);
         cJSON_free(text);
         cJSON_free(of_section);
+    }
+}
+
+// What the stock class does not compute must not be taken for it, and names the class that does.
+static void names_our_own_classes(void **state) {
+    (void)state;
+    static const char *const own[] = { [ARCH_GPT2] = "GPT2", [ARCH_LLAMA] = "Llama", [ARCH_QWEN2] = "Qwen2" };
+    static const AttentionConfig attentions[] = {
+        { .type = ATTENTION_BASELINE, .gate = GATE_HEADWISE }, { .type = ATTENTION_BASELINE, .gate = GATE_ELEMENTWISE },
+        { .type = ATTENTION_OFF_BY_ONE }, { .type = ATTENTION_SINK }, { .type = ATTENTION_AFFINE, .affine_length = 9, .affine_rho = 0.5 },
+    };
+    for (Arch arch = ARCH_GPT2; arch <= ARCH_QWEN2; arch++) {
+        for (size_t i = 0; i < sizeof attentions / sizeof *attentions; i++) {
+            ModelConfig m = example(arch);
+            cJSON *json = hf_config_to_json(&m, &attentions[i]), *map = cJSON_GetObjectItem(json, "auto_map");
+            char class_name[64], module[96];
+            snprintf(class_name, sizeof class_name, "Selectable%sForCausalLM", own[arch]);
+            snprintf(module, sizeof module, "train_gpt_%s", arch_name(arch));
+            assert_string_equal(cJSON_GetArrayItem(cJSON_GetObjectItem(json, "architectures"), 0)->valuestring, class_name);
+            assert_string_equal(cJSON_GetObjectItem(json, "model_type")->valuestring, module);
+            snprintf(module, sizeof module, "modeling_train_gpt.%s", class_name);
+            assert_string_equal(cJSON_GetObjectItem(map, "AutoModelForCausalLM")->valuestring, module);
+            snprintf(module, sizeof module, "modeling_train_gpt.Selectable%sConfig", own[arch]);
+            assert_string_equal(cJSON_GetObjectItem(map, "AutoConfig")->valuestring, module);
+            snprintf(class_name, sizeof class_name, "class Selectable%sForCausalLM(", own[arch]);
+            assert_non_null(memmem(hf_modeling_text, hf_modeling_size, class_name, strlen(class_name)));
+            cJSON_Delete(json);
+        }
     }
 }
 
@@ -283,6 +313,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(refuses_what_it_does_not_compute, setup, teardown),
         cmocka_unit_test_setup_teardown(reads_what_it_writes, setup, teardown),
         cmocka_unit_test_setup_teardown(writes_their_keys, setup, teardown),
+        cmocka_unit_test(names_our_own_classes),
     };
     return cmocka_run_group_tests_name("hf_config", tests, NULL, NULL);
 }

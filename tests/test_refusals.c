@@ -164,6 +164,7 @@ static void test_a_token_outside_the_vocabulary(void **state) {
     write_shard("first.bin", 401, token_of_30_too_large);
     refuses_and_leaves_all(2, "first.bin|token 40|position 30|model.vocab_size 32", "train_gpt config.json --data.train=first.bin");
     refuses_and_leaves_all(2, "first.bin|token 40|position 30|model.vocab_size 32", "train_gpt config.json --data.val=first.bin");
+    refuses_and_leaves_all(2, "first.bin|token 40|position 30", "train_gpt config.json --data.train=first.bin --train.micro_batch_size=1");
     // In the third batch, tokens 64 to 96: what was done before it stays, and with a mended shard the run goes on.
     write_shard("later.bin", 401, token_of_93_too_large);
     write_shard("whole.bin", 401, orbit_token);
@@ -258,6 +259,47 @@ static void test_what_resume_may_not_change(void **state) {
     refuses_and_leaves_all(2, "checkpoint.keep|0", "train_gpt --resume run --checkpoint.keep=0");
     must("mv train_0.bin away.bin && mv train_1.bin away_1.bin");
     refuses_and_leaves_all(2, "data.train|train_*.bin", "train_gpt --resume run --train.steps=20");
+    must("mv away_1.bin train_1.bin");
+    refuses_and_leaves_all(2, "train_1.bin|other data", "train_gpt --resume run --train.steps=20");    // one shard less
+    must("mv away.bin train_0.bin && cp train_0.bin train_2.bin");
+    refuses_and_leaves_all(2, "train_2.bin|other data", "train_gpt --resume run --train.steps=20");
+    must("rm train_2.bin && train_gpt --resume run --train.steps=20");
+}
+
+// What the new run is to read may not lie in what --overwrite takes away.
+static void test_overwriting_what_is_needed(void **state) {
+    (void)state;
+    must("train_gpt config.json --train.steps=10");
+    static const char teacher[] = "run/checkpoints/step-00000010";
+    refuses_and_leaves_all(2, "distill.teacher|run/checkpoints|--overwrite", "train_gpt config.json --overwrite --distill.teacher=%s", teacher);
+    refuses_and_leaves_all(2, "model.init_from|run/checkpoints|--overwrite", "train_gpt config.json --overwrite --model.init_from=%s", teacher);
+    must("cp train_0.bin run/mine.bin");
+    refuses_and_leaves_all(2, "data.train|run/mine.bin|--overwrite", "train_gpt config.json --overwrite --data.train=run/mine.bin");
+}
+
+// A checkpoint that says it is another step's, or of another config; one whose weights are no numbers.
+static void test_a_checkpoint_of_another_run(void **state) {
+    (void)state;
+    must("train_gpt config.json --train.steps=10");
+    must("mv run/checkpoints/step-00000010 run/checkpoints/step-00000011");
+    refuses_and_leaves_all(2, "step-00000011|says step 10", "train_gpt --resume run --train.steps=20");
+    must("mv run/checkpoints/step-00000011 run/checkpoints/step-00000010");
+    must("cp run/config.json config.kept && sed -i 's/\"beta1\":[^,]*,/\"beta1\": 0.5,/' run/config.json");
+    refuses_and_leaves_all(2, "step-00000010|optimizer.beta1|config.json", "train_gpt --resume run --train.steps=20");
+    must("cp config.kept run/config.json");
+    must("cd run/checkpoints/step-00000010 && size=$(stat -c %%s model.safetensors) && "
+         "printf '\\377\\377\\377\\377' | dd of=model.safetensors bs=1 seek=$((size - 4)) conv=notrunc 2>/dev/null");
+    refuses_and_leaves_all(2, "tensor|nan|older checkpoint", "train_gpt --resume run --train.steps=20");
+    refuses(2, "tensor|nan", "train_gpt eval run/checkpoints/step-00000010 --data='val*.bin'");
+    refuses(2, "run/checkpoints/step-00000010: is a checkpoint", "train_gpt --resume run/checkpoints/step-00000010");
+}
+
+// A run where a checkpoint is wanted: the message names the one to take.
+static void test_a_run_is_no_checkpoint(void **state) {
+    (void)state;
+    must("train_gpt config.json --train.steps=10");
+    refuses_and_leaves_all(2, "run: is a run|run/checkpoints/step-00000010", "train_gpt eval run --data='val*.bin'");
+    refuses_and_leaves_all(2, "run: is a run|run/checkpoints/step-00000010", "train_gpt sample run --prompt=x");
 }
 
 static void test_checkpoints_that_do_not_fit(void **state) {
@@ -326,6 +368,9 @@ int main(void) {
         TEST(test_places_that_can_hold_no_run),
         TEST(test_a_directory_in_use),
         TEST(test_what_resume_may_not_change),
+        TEST(test_a_run_is_no_checkpoint),
+        TEST(test_overwriting_what_is_needed),
+        TEST(test_a_checkpoint_of_another_run),
         TEST(test_checkpoints_that_do_not_fit),
         TEST(test_damaged_checkpoints),
         TEST(test_a_damaged_config_of_a_run),

@@ -736,6 +736,9 @@ static void test_sample(void **state) {
     // It has learnt its only sentence, and goes on with it.
     Outcome likeliest = sample("--prompt='the cat sat' --tokens=12 --top_k=1");
     assert_string_equal(likeliest.out, "the cat sat on the mat.\n");
+    Outcome greedy = sample("--prompt='the cat sat' --tokens=12 --temperature=0");
+    assert_string_equal(greedy.out, likeliest.out);
+    free_outcome(&greedy);
     // Far from the likeliest, where the seed decides.
     Outcome random[] = {
         sample("--prompt='on the' --tokens=20 --temperature=3 --seed=5"),
