@@ -1014,6 +1014,16 @@ static int open_data(Trainer *t) {
     return status;
 }
 
+// checkpoint_open, for a directory that a user named: a run in its place is a likely mistake.
+static int open_checkpoint(CheckpointReader **reader, const char *directory) {
+    char newest[PATH_SIZE];
+    long step;
+    int status = checkpoint_open(reader, directory);
+    if (status == STATUS_BAD_INPUT && !checkpoint_newest(directory, newest, &step) && step >= 0)
+        status = set_error(STATUS_BAD_INPUT, "%s: is a run; name one of its checkpoints: %s", directory, newest);
+    return status;
+}
+
 static int load_teacher(Trainer *t, CheckpointReader *reader) {
     int status = write_rope_table(&t->teacher);
     return status ? status : load_weights(&t->teacher_model, reader);
@@ -1022,7 +1032,7 @@ static int load_teacher(Trainer *t, CheckpointReader *reader) {
 static int open_teacher(Trainer *t, CheckpointReader **reader) {
     *reader = NULL;
     if (!t->config.distill.teacher[0]) return 0;
-    int status = checkpoint_open(reader, t->config.distill.teacher);
+    int status = open_checkpoint(reader, t->config.distill.teacher);
     if (!status) status = describe_teacher(t, *reader);
     return status ? prefix_error(status, "distill.teacher: ") : 0;
 }
@@ -1031,7 +1041,7 @@ static int open_teacher(Trainer *t, CheckpointReader **reader) {
 static int open_beginning(Trainer *t, CheckpointReader **reader) {
     *reader = NULL;
     if (!t->config.init_from[0]) return 0;
-    int status = checkpoint_open(reader, t->config.init_from);
+    int status = open_checkpoint(reader, t->config.init_from);
     if (!status) status = checkpoint_check_beginning(*reader, &t->model.table);
     return status ? prefix_error(status, "model.init_from: ") : 0;
 }
@@ -1453,11 +1463,7 @@ static int sample_checkpoint(Trainer *t, CheckpointReader *reader, const Command
 static int with_checkpoint(const Command *command, int (*use)(Trainer *t, CheckpointReader *reader, const Command *command)) {
     Trainer *t = calloc(1, sizeof *t);
     CheckpointReader *reader;
-    int status = t ? checkpoint_open(&reader, command->path) : set_error(STATUS_FAILED, "out of memory");
-    char newest[PATH_SIZE];
-    long step;
-    if (status == STATUS_BAD_INPUT && !checkpoint_newest(command->path, newest, &step) && step >= 0)
-        status = set_error(STATUS_BAD_INPUT, "%s: is a run; name one of its checkpoints: %s", command->path, newest);
+    int status = t ? open_checkpoint(&reader, command->path) : set_error(STATUS_FAILED, "out of memory");
     if (!status) {
         status = use(t, reader, command);
         checkpoint_close(reader);

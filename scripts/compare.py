@@ -13,7 +13,8 @@ reads RUN/config.json and RUN/metrics.jsonl of every run and writes into DIR
 Exit status: 0; 1 if the output cannot be written or matplotlib is missing; 2 for bad usage or input.
 
 The work is done in modules beside this file: compare_runs (reading, variants), compare_referee (warnings), compare_statistics (numbers),
-compare_figures (colours, drawing, captions), compare_report (tables and pages). A figure is added as an entry of compare_figures.FIGURES.
+compare_figures (colours, drawing, captions), compare_diagnostics (figures of what the attention did), compare_report (tables and pages).
+A figure is added as an entry of compare_figures.FIGURES or compare_diagnostics.DIAGNOSTIC_FIGURES.
 """
 
 import argparse
@@ -127,13 +128,14 @@ def compare(options, command):
         entropies, notes = read_entropies(runs)
         findings += [Finding(NOTE, note) for note in notes]
 
-    from compare_figures import Comparison, write_figures       # late, so that bad input is named even where matplotlib is missing
+    from compare_figures import FIGURES, Comparison, write_figures      # late, so that bad input is named even where matplotlib is missing
+    from compare_diagnostics import DIAGNOSTIC_FIGURES
     import compare_report
     comparison = Comparison(runs, variants, findings, entropies, steps, grad_steps, zoom, smoothing_width(steps, options.smooth),
                             options.last, options.log_x, options.log_y, command)
     tables = compare_report.make_tables(comparison)
     os.makedirs(options.out, exist_ok=True)
-    figures = write_figures(comparison, options.out)
+    figures = write_figures(comparison, options.out, FIGURES + DIAGNOSTIC_FIGURES)
     compare_report.write_text(os.path.join(options.out, "tables.md"), compare_report.markdown_report(comparison, tables))
     compare_report.write_text(os.path.join(options.out, "report.html"),
                               compare_report.html_report(comparison, tables, figures, options.out))

@@ -100,6 +100,8 @@ class Figure:
     has_evaluations: bool = False       # every evaluation has its marker, which the legend then shows
     in_report: bool = True
     applies: Callable = lambda comparison: True
+    shows: Callable = lambda comparison: comparison.styled()        # the (variant, style) that it draws, for the legend
+    section: str = "Figures"    # of the report
 
 
 # ---------------------------------------------------------------------------------------------------------------- styles
@@ -148,7 +150,7 @@ def draw_curves(axes, comparison, metric, between, fade=1.0):
             for run in variant.runs:
                 draw_raw(axes, comparison, stats.combine([stats.metric_series(run, metric)], between), style, fade)
         draw_curve(axes, comparison, curve, style, 3 + 0.01 * order, is_evaluation(metric))
-        if not is_evaluation(metric):
+        if not is_evaluation(metric) and not is_diagnostic(metric):
             mark_bad_steps(axes, variant, style, between)
 
 
@@ -157,8 +159,13 @@ def is_evaluation(metric):
     return metric.startswith("val_")
 
 
+def is_diagnostic(metric):
+    """Of a step now and then, over its whole batch: not smoothed either."""
+    return metric.startswith("layers.")
+
+
 def metric_width(comparison, metric):
-    return 1 if is_evaluation(metric) else comparison.smooth_width
+    return 1 if is_evaluation(metric) or is_diagnostic(metric) else comparison.smooth_width
 
 
 def draw_raw(axes, comparison, curve, style, fade=1.0):
@@ -174,7 +181,7 @@ def draw_curve(axes, comparison, curve, style, zorder, every_point):
     (line,) = axes.plot(curve.steps, values, color=style.colour, linestyle=style.line, zorder=zorder)
     if every_point:
         line.set(linewidth=1.1, markevery=-(-len(values) // MOST_MARKERS) or None, **marker_settings(style))
-    elif comparison.many():
+    elif comparison.many() and any(math.isfinite(value) for value in values):    # no place for a mark on a run that diverged at once
         line.set(markevery=(0.15 * style.offset, 0.15), **marker_settings(style))
     if curve.spread is not None:
         spread = [0.0 if value is None else value for value in curve.spread]
@@ -347,11 +354,11 @@ def draw_differences(comparison, training_axes, validation_axes):
 
 # ---------------------------------------------------------------------------------------------------------------- captions
 
-def run_list(comparison):
-    """Which runs a figure is drawn from; with many runs, their names are left to the table of runs."""
+def run_list(comparison, variants=None):
+    """Which runs a figure is drawn from (of all variants or of these); with many runs, their names are left to the table of runs."""
     parts = []
     few = len(comparison.runs) <= 6
-    for variant in comparison.variants:
+    for variant in comparison.variants if variants is None else variants:
         seeds = ", ".join(str(seed) for seed in variant.seeds)
         names = ", ".join(run.name for run in variant.runs)
         names = names + ", " if few and names != variant.label else ""
@@ -409,8 +416,18 @@ def entropy_text(comparison, split):
     return [f"Dotted: {entropy_name(comparison)} of the shards, {entropy:.4f} nats."] if entropy is not None else []
 
 
+def teacher_text(comparison):
+    """What the training loss of a run with a teacher is."""
+    taught = [run for run in comparison.runs if run.kl]
+    if not taught:
+        return []
+    who = "" if len(taught) == len(comparison.runs) else " of runs with a teacher"
+    return [f"The training loss{who} is (1 - w) cross-entropy + w tau² (KL from the teacher + the teacher's entropy), w = distill.weight, "
+            "tau = distill.temperature."]
+
+
 def training_loss_caption(comparison):
-    words = [f"Training loss, {range_text(comparison.steps)}."] + curve_text(comparison)
+    words = [f"Training loss, {range_text(comparison.steps)}."] + teacher_text(comparison) + curve_text(comparison)
     if comparison.zoom != comparison.steps:
         words.append(f"The shaded part, {range_text(comparison.zoom)}, is enlarged in the next figure.")
     words += entropy_text(comparison, "train") + frame_text(comparison, "loss") + bad_text(comparison)
@@ -418,7 +435,7 @@ def training_loss_caption(comparison):
 
 
 def training_loss_end_caption(comparison):
-    words = [f"The last part of the training loss, {range_text(comparison.zoom)}."] + curve_text(comparison)
+    words = [f"The last part of the training loss, {range_text(comparison.zoom)}."] + teacher_text(comparison) + curve_text(comparison)
     words.append("The vertical range is the smoothed curves'; single steps may leave it.")
     return " ".join(words + bad_text(comparison) + scale_text(comparison, comparison.log_y) + [run_list(comparison)])
 
@@ -446,7 +463,8 @@ def loss_difference_caption(comparison):
 
 
 def overview_caption(comparison):
-    return " ".join(["Training loss, its last part enlarged, validation loss, and gradient norm."] + curve_text(comparison)
+    return " ".join(["Training loss, its last part enlarged, validation loss, and gradient norm."] + teacher_text(comparison)
+                    + curve_text(comparison)
                     + entropy_text(comparison, "train") + [run_list(comparison)])
 
 
@@ -480,10 +498,10 @@ FIGURES = (
 )
 
 
-def legend_entries(comparison, markers):
+def legend_entries(comparison, markers, styled):
     """(handles, labels), one a variant."""
     handles, labels = [], []
-    for variant, style in comparison.styled():
+    for variant, style in styled:
         line = Line2D([], [], color=style.colour, linestyle=style.line, linewidth=1.5, **(marker_settings(style) if markers else {}))
         count = len(variant.runs)
         handles.append((Patch(color=style.colour, alpha=0.18, linewidth=0), line) if count > 1 else line)
@@ -493,7 +511,7 @@ def legend_entries(comparison, markers):
 
 def draw_figure(comparison, figure):
     """Draws one figure; returns matplotlib's figure."""
-    handles, labels = legend_entries(comparison, figure.has_evaluations or comparison.many())
+    handles, labels = legend_entries(comparison, figure.has_evaluations or comparison.many(), figure.shows(comparison))
     with matplotlib.rc_context(PLOT_SETTINGS):
         canvas, axes = pyplot.subplots(*figure.panels, layout="constrained", squeeze=False)
         panels = list(axes.flat)
@@ -511,13 +529,13 @@ def draw_figure(comparison, figure):
     return canvas
 
 
-def write_figures(comparison, folder):
+def write_figures(comparison, folder, figures):
     """Writes NAME.png and NAME.svg of every figure that applies and returns these figures.
 
     The other figures' files, if an earlier comparison left some, are removed: they would show other runs.
     """
     written = []
-    for figure in FIGURES:
+    for figure in figures:
         paths = {kind: os.path.join(folder, f"{figure.name}.{kind}") for kind in ("png", "svg")}
         if not figure.applies(comparison):
             for path in paths.values():

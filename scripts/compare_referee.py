@@ -103,7 +103,7 @@ def check_start_events(runs):
             if len(run.start_values(key)) > 1:
                 changes = ", then ".join(show(value) for value in run.start_values(key))
                 findings.append(Finding(level, f"{run.name} was resumed with another {what}: {changes}"))
-    modified = [run for run in runs if any("dirty" in str(version) for version in run.start_values("version"))]
+    modified = [run for run in runs if any("modified" in str(version) for version in run.start_values("version"))]
     if modified:
         findings.append(Finding(NOTE, f"built from a modified source tree, so equal versions need not be equal code: {names_of(modified)}"))
     return findings

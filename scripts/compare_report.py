@@ -46,6 +46,7 @@ def seeds_text(comparison):
 
 def results_table(comparison):
     rows = []
+    taught = any(run.kl for run in comparison.runs)
     for variant in comparison.variants:
         results = [stats.run_results(run, comparison.steps, comparison.last) for run in variant.runs]
         best = over_seeds([one.best_val_loss for one in results], 4)
@@ -54,19 +55,23 @@ def results_table(comparison):
         rows.append([variant.label, str(len(results)),
                      number(results[0].attention_parameters, 0),
                      over_seeds([one.train_loss for one in results], 4),
+                     *(over_seeds([getattr(one, key) for one in results], 4) for key in ("train_ce", "train_kl") if taught),
                      over_seeds([one.val_loss for one in results], 4), best,
                      over_seeds([one.val_perplexity for one in results], 3),
                      over_seeds([one.tokens_per_second for one in results], 0)])
     caption = (f"Losses in nats per token, over {range_text(comparison.steps)}. "
                f"Added parameters: those the attention type and its gate add. "
-               f"Training loss: mean of each run's last {comparison.last} steps. Validation loss and perplexity: at the last evaluation; "
+               f"Training loss: mean of each run's last {comparison.last} steps"
+               + ("; with a teacher also of its cross-entropy against the data and its divergence from the teacher. " if taught else ". ")
+               + "Validation loss and perplexity: at the last evaluation; "
                f"best: the lowest of all evaluations. Tokens per second: median over steps. " + seeds_text(comparison))
     known = [f"{comparison.entropies[split]:.4f} nats ({name})" for split, name in (("train", "training"), ("val", "validation"))
              if split in comparison.entropies]
     if known:
         caption += f"For scale, the {entropy_name(comparison)}: {', '.join(known)}."
-    header = ["variant", "runs", "added parameters", f"training loss (last {comparison.last})", "validation loss", "best validation loss",
-              "perplexity", "tokens/s"]
+    header = ["variant", "runs", "added parameters", f"training loss (last {comparison.last})",
+              *(("cross-entropy", "KL from teacher") if taught else ()), "validation loss", "best validation loss", "perplexity",
+              "tokens/s"]
     return Table("Results", caption.strip(), header, rows)
 
 
@@ -114,6 +119,34 @@ def gap(value, base):
     return None if value is None or base is None else value - base
 
 
+# What the attention did, a column each where a variant has it: (field, header, digits).
+ATTENTION_COLUMNS = (("logit_mean", "mean logit", 3), ("logit_rms", "RMS logit", 3), ("first_token_weight", "first token", 4),
+                     ("entropy", "entropy", 3), ("row_sum_mean", "row sum", 4), ("row_sum_std", "row sum std", 4),
+                     ("sink_mass", "sink mass", 4), ("alpha_mean", "alpha", 4), ("alpha_std", "alpha std", 4), ("gate_mean", "gate", 4))
+
+
+def attention_table(comparison):
+    """The last diagnostics of each variant, means over layers; None where no run has any."""
+    columns = [column for column in ATTENTION_COLUMNS
+               if any(stats.last_diagnostics(variant, column[0], comparison.steps) for variant in comparison.variants)]
+    rows = []
+    for variant in comparison.variants:
+        found = stats.last_diagnostics(variant, "logit_mean", comparison.steps)
+        if not found:
+            continue
+        cells = []
+        for name, _, digits in columns:
+            curves = [stats.combine([stats.layer_mean_series(run, name)], (found[0], found[0])).values for run in variant.runs]
+            cells.append(over_seeds([curve[0] if curve else None for curve in curves], digits))
+        rows.append([variant.label, str(found[0]), *cells])
+    if not rows:
+        return None
+    caption = ("Means over layers, at the last step whose diagnostics were logged, over all queries of its training batch. Logits are "
+               "q.k / sqrt(D); first token: the effective weight on it; entropy (nats) is the softmax's own, a sink counted as an outcome; "
+               "row sum: the sum of a query's effective weights, std its deviation over queries within a layer. " + seeds_text(comparison))
+    return Table("What the attention did", caption.strip(), ["variant", "step", *(header for _, header, _ in columns)], rows)
+
+
 def runs_table(comparison):
     rows = []
     for variant in comparison.variants:
@@ -131,7 +164,7 @@ def runs_table(comparison):
 
 
 def make_tables(comparison):
-    tables = [results_table(comparison), difference_table(comparison), gradient_table(comparison)]
+    tables = [results_table(comparison), difference_table(comparison), gradient_table(comparison), attention_table(comparison)]
     return [table for table in tables if table is not None]
 
 
@@ -256,8 +289,10 @@ def html_report(comparison, tables, figures, folder):
     shown = [figure for figure in figures if figure.in_report]
     labels = " · ".join(variant.label for variant in comparison.variants)
     blocks = [html_table(table) for table in tables[:1]]
-    blocks.append("<section>\n<h2>Figures</h2>\n" + "\n".join(html_figure(comparison, figure, order, folder)
-                                                              for order, figure in enumerate(shown, 1)) + "\n</section>")
+    numbered = list(enumerate(shown, 1))
+    for section in dict.fromkeys(figure.section for figure in shown):
+        figures = "\n".join(html_figure(comparison, figure, order, folder) for order, figure in numbered if figure.section == section)
+        blocks.append(f"<section>\n<h2>{html.escape(section)}</h2>\n{figures}\n</section>")
     blocks += [html_table(table) for table in tables[1:] + [runs_table(comparison)]]
     body = "\n".join(blocks)
     return f"""<!DOCTYPE html>

@@ -7,6 +7,7 @@ end events). A variant is what one curve shows: all runs that differ in their se
 import json
 import math
 import os
+from array import array
 from dataclasses import dataclass, field
 
 # Every attention type that has, or is to have, a colour and options of its own in the config (keys that begin with the type's name).
@@ -31,6 +32,21 @@ class CompareError(Exception):
     """Bad input: the message names the file, and the line or key where there is one."""
 
 
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of values in bins of one width, the first centred at `first`; the outermost bins also hold what lies beyond them."""
+    first: float
+    width: float
+    counts: array
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """One diagnostics event: for each layer its fields, a number (None: not finite) or a Histogram. Fields of heads are left out."""
+    step: int
+    layers: tuple
+
+
 @dataclass(eq=False)
 class Run:
     """One run directory as read. The lists of a step's values run parallel to `steps`; None stands for a number that was not finite."""
@@ -41,13 +57,15 @@ class Run:
     steps: list = field(default_factory=list)
     loss: list = field(default_factory=list)
     grad_norm: list = field(default_factory=list)
+    ce: list = field(default_factory=list)          # this and kl: of runs with a teacher only, empty otherwise
+    kl: list = field(default_factory=list)
     lr: list = field(default_factory=list)
     tokens_per_second: list = field(default_factory=list)
     bad_steps: list = field(default_factory=list)
     eval_steps: list = field(default_factory=list)
     val_loss: list = field(default_factory=list)
     val_perplexity: list = field(default_factory=list)
-    diagnostics: list = field(default_factory=list)
+    diagnostics: list = field(default_factory=list)     # of Diagnostics
     end: dict = None
     notes: list = field(default_factory=list)       # what had to be passed over in reading
 
@@ -212,7 +230,7 @@ def add_event(run, event, where):
         perplexity = number_of(event, "val_perplexity", where, required=False)
         run.val_perplexity.append(perplexity if perplexity is not None else exponential(run.val_loss[-1]))
     elif kind == "diagnostics":
-        run.diagnostics.append(event)
+        run.diagnostics.append(read_diagnostics(run, event, where))
     elif kind == "end":
         run.end = event
     elif not isinstance(kind, str):
@@ -223,10 +241,39 @@ def add_step(run, event, where):
     run.steps.append(step_after(run.steps, event, 1, where))
     run.loss.append(number_of(event, "loss", where))
     run.grad_norm.append(number_of(event, "grad_norm", where))
+    for key in ("ce", "kl"):
+        if key in event:
+            getattr(run, key).append(number_of(event, key, where))
+    if len({len(values) for values in (run.ce, run.kl, run.steps if run.ce or run.kl else run.ce)}) > 1:
+        raise CompareError(f"{where}: ce and kl stand in every step of a run with a teacher, or in none")
     run.lr.append(number_of(event, "lr", where, required=False))
     run.tokens_per_second.append(number_of(event, "tokens_per_second", where, required=False))
     if event.get("bad") is True or run.loss[-1] is None or run.grad_norm[-1] is None:
         run.bad_steps.append(run.steps[-1])
+
+
+def read_diagnostics(run, event, where):
+    """The event as Diagnostics; every event of a run has the same number of layers."""
+    step = step_after([one.step for one in run.diagnostics], event, 1, where)
+    layers = event.get("layers")
+    if not isinstance(layers, list) or not layers or not all(isinstance(layer, dict) for layer in layers):
+        raise CompareError(f"{where}: layers is no list of objects")
+    if run.diagnostics and len(layers) != len(run.diagnostics[0].layers):
+        raise CompareError(f"{where}: {len(layers)} layers, but {len(run.diagnostics[0].layers)} at step {run.diagnostics[0].step}")
+    return Diagnostics(step, tuple({key: histogram_of(value, f"{where}: {key}") if isinstance(value, dict)
+                                    else number_of(layer, key, where) for key, value in layer.items() if key != "heads"}
+                                   for layer in layers))
+
+
+def histogram_of(value, where):
+    counts = value.get("counts")
+    if not isinstance(counts, list) or not counts:
+        raise CompareError(f"{where}: counts is no list of numbers")
+    numbers = [number_of({"count": count}, "count", where) for count in counts]
+    first, width = number_of(value, "first", where), number_of(value, "width", where)
+    if first is None or not width or width < 0 or any(count is None or count < 0 for count in numbers):
+        raise CompareError(f"{where}: not a histogram: first, a width above 0, and counts from 0 up are needed")
+    return Histogram(first, width, array("d", numbers))
 
 
 def step_after(earlier, event, first, where):

@@ -110,8 +110,11 @@ def combine(series, between):
 
 
 def metric_series(run, metric):
-    """(steps, values) of loss, grad_norm or val_loss."""
-    return (run.eval_steps if metric.startswith("val_") else run.steps), getattr(run, metric)
+    """(steps, values) of loss, ce, kl, grad_norm, val_loss, or, of "layers.FIELD", the mean over layers of a diagnostics field."""
+    if metric.startswith("layers."):
+        return layer_mean_series(run, metric[len("layers."):])
+    values = getattr(run, metric)
+    return (run.eval_steps if metric.startswith("val_") else run.steps) if values else [], values
 
 
 @functools.lru_cache(maxsize=None)
@@ -126,6 +129,64 @@ def variant_curve(variant, metric, between, width=1):
     return combine([smoothed_series(run, metric, width) for run in variant.runs], between)
 
 
+# ---------------------------------------------------------------------------------------------------------------- diagnostics
+
+@functools.lru_cache(maxsize=None)
+def layer_mean_series(run, name):
+    """(steps, values): the mean over layers of a field at each diagnostics event that has it; None where a layer's is not finite."""
+    events = [event for event in run.diagnostics if name in event.layers[0]]
+    columns = [[layer.get(name) for layer in event.layers] for event in events]
+    return [event.step for event in events], [None if None in column else mean(column) for column in columns]
+
+
+def common_diagnostics(variant, name, between):
+    """[(step, [one layer list a run])]: the events with that field at the steps in range that every run of the variant has."""
+    tables = [{event.step: event.layers for event in run.diagnostics if name in event.layers[0]} for run in variant.runs]
+    steps = sorted(step for step in set.intersection(*map(set, tables)) if between[0] <= step <= between[1])
+    return [(step, [table[step] for table in tables]) for step in steps]
+
+
+def last_diagnostics(variant, name, between):
+    """(step, [one layer list a run]) of the last event with that field, or None."""
+    found = common_diagnostics(variant, name, between)
+    return found[-1] if found else None
+
+
+def layer_curve(variant, name, between, of_steps=None):
+    """A field over layers (Curve.steps are layers), as mean and deviation over seeds: at the last event, or of_steps(values of all)."""
+    found = common_diagnostics(variant, name, between)
+    if not found:
+        return Curve([], [])
+    events = found if of_steps else found[-1:]
+    series = []
+    for run in range(len(variant.runs)):
+        rows = [[layers[run][index].get(name) for _, layers in events] for index in range(len(events[0][1][run]))]
+        series.append((list(range(len(rows))), [of_steps(row) if of_steps else row[0] for row in rows]))
+    return combine(series, (0, math.inf))
+
+
+def pooled_histogram(variant, name, between):
+    """(step, Histogram) of the last event, its counts summed over layers and seeds; None where there is none or their bins differ."""
+    found = last_diagnostics(variant, name, between)
+    if not found:
+        return None
+    step, layers = found
+    parts = [layer[name] for one_run in layers for layer in one_run if layer.get(name) is not None]
+    if len({(part.first, part.width, len(part.counts)) for part in parts}) != 1:
+        return None
+    return step, replace(parts[0], counts=tuple(map(math.fsum, zip(*(part.counts for part in parts)))))
+
+
+def histogram_median(histogram):
+    """The median, as if the values were spread evenly over their bin; None of no values."""
+    half, below = math.fsum(histogram.counts) / 2, 0.0
+    for index, count in enumerate(histogram.counts):
+        if count and below + count >= half:
+            return histogram.first + (index - 0.5 + (half - below) / count) * histogram.width
+        below += count
+    return None
+
+
 # ---------------------------------------------------------------------------------------------------------------- table values
 
 @dataclass(frozen=True)
@@ -133,6 +194,8 @@ class Results:
     """One run's row of the results table; every number may be None."""
     attention_parameters: int
     train_loss: float       # mean over the last `last` steps in range
+    train_ce: float         # the same of ce and kl, of runs with a teacher
+    train_kl: float
     val_loss: float         # at the last evaluation in range
     best_val_loss: float
     best_val_step: int
@@ -141,13 +204,13 @@ class Results:
 
 
 def run_results(run, between, last):
-    losses = values_between(run.steps, run.loss, between)
+    losses, ce, kl = (values_between(run.steps, values, between)[-last:] for values in (run.loss, run.ce, run.kl))
     evals = [row for row in zip(run.eval_steps, run.val_loss, run.val_perplexity) if between[0] <= row[0] <= between[1]]
     finite = [row for row in evals if row[1] is not None]
     best = min(finite, key=lambda row: row[1]) if finite else (None, None, None)
     final = evals[-1] if evals else (None, None, None)
     added = (run.start_values("attention_parameters") or [None])[-1]
-    return Results(added, mean(losses[-last:]), final[1], best[1], best[0], final[2],
+    return Results(added, mean(losses), mean(ce), mean(kl), final[1], best[1], best[0], final[2],
                    median(values_between(run.steps, run.tokens_per_second, between)))
 
 

@@ -13,16 +13,19 @@ import sys
 import tempfile
 import unittest
 from html.parser import HTMLParser
+from unittest import mock
 
 SCRIPTS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts")
 sys.path.insert(0, SCRIPTS)
 
 import compare                          # noqa: E402
+import compare_diagnostics as diagnostics   # noqa: E402
 import compare_figures as figures       # noqa: E402
 import compare_referee as referee       # noqa: E402
 import compare_runs as runs             # noqa: E402
 import compare_statistics as stats      # noqa: E402
 
+DIAGNOSTIC_NAMES = ["logits", "row_sums", "focus", "layer_norms"]       # of every type; the others where a type has what they show
 FIGURE_NAMES = ["training_loss", "training_loss_end", "validation_loss", "loss_difference", "gradient_norm", "overview"]
 
 CONFIG = {
@@ -71,6 +74,26 @@ def step_event(step, loss=None, grad_norm=None, **more):
 
 def eval_event(step, val_loss):
     return {"event": "eval", "step": step, "val_loss": val_loss, "val_perplexity": math.exp(val_loss)}
+
+
+def layer_event(index, step, kind="baseline", gate="none", shift=0.0, **more):
+    """One layer of a diagnostics event: values that are easy to add up by hand."""
+    layer = {"layer": index, "logit_mean": index + step / 10 + shift, "logit_rms": 2.0 + index, "first_token_weight": 0.1 * (index + 1),
+             "row_sum_mean": 0.5, "row_sum_std": 0.25, "entropy": 3.0 - index + shift, "grad_norm": 1.0 / step + index,
+             "param_norm": 10.0 + index,
+             "row_sum_histogram": {"first": 0.0, "width": 0.25, "counts": [0, 1 + index, 2, 1 - index, 0]}}
+    if kind in ("sink", "off_by_one"):
+        layer["sink_mass"] = 0.05 + index / 100
+    if kind == "affine":
+        layer.update(alpha_mean=0.4 + shift, alpha_std=0.1, alpha_at_0=0.01, alpha_at_1=0.02, alpha_ma=0.3,
+                     alpha_histogram={"first": 0.25, "width": 0.5, "counts": [3, 1]})
+    if gate != "none":
+        layer["gate_mean"] = 0.45
+    return {**layer, "heads": {"logit_mean": [0.0, 1.0]}, **more}
+
+
+def diagnostics_event(step, kind="baseline", layers=2, **more):
+    return {"event": "diagnostics", "step": step, "layers": [layer_event(index, step, kind, **more) for index in range(layers)]}
 
 
 def setUpModule():
@@ -276,6 +299,10 @@ class Referee(Case):
                 self.assert_one(warnings, pattern)
                 self.assertEqual((len(warnings), notes), (1, []))
 
+    def test_modified_source_is_noted(self):
+        _, notes = self.findings(self.make_pair(start={"version": "0.1.0 (git abc1234, modified)"}))
+        self.assert_one(notes, "^built from a modified source tree.*: affine$")
+
     def test_what_cannot_be_checked_warns(self):
         warnings, _ = self.findings(self.make_pair(start={"version": ..., "initial_weights": ..., "shards": [], "dtype": ...}))
         for pattern in ("code version cannot", "initial shared weights cannot", "training data cannot", "validation data cannot",
@@ -431,6 +458,224 @@ class Variants(Case):
         self.assertEqual(runs.distinct_names(["x/a", "y/a"]), ["x/a", "y/a"])
 
 
+# ---------------------------------------------------------------------------------------------------------------- diagnostics
+
+class Diagnostics(Case):
+    """Runs of 40 steps that look at the attention at steps 10, 20, 30 and 40."""
+
+    def make_diagnosed(self, name, kind="baseline", config=None, teacher=False, last=40, **more):
+        """more: of layer_event."""
+        events = []
+        for step in range(1, last + 1):
+            events.append(step_event(step, **({"ce": 3.0, "kl": 2.0 / step, "teacher_entropy": 1.0} if teacher else {})))
+            if step % 10 == 0:
+                events.append(diagnostics_event(step, kind, **more))
+        return self.make_run(name, kind, config, events=events)
+
+    def compared(self, *arguments):
+        """The comparison and its tables by title; no picture is written, for they take long."""
+        with mock.patch.object(figures, "write_figures", return_value=[]):
+            comparison, tables = compare.compare(compare.parse_arguments([*arguments, f"--out={self.out}"]), "")
+        return comparison, {table.title: table for table in tables}
+
+    def figure(self, name):
+        (found,) = [figure for figure in figures.FIGURES + diagnostics.DIAGNOSTIC_FIGURES if figure.name == name]
+        return found
+
+    def draw(self, comparison, name):
+        """The axes of one figure."""
+        canvas = figures.draw_figure(comparison, self.figure(name))
+        self.addCleanup(figures.pyplot.close, canvas)
+        return canvas.axes
+
+    def curve(self, axes, place=0):
+        line = axes.get_lines()[place]
+        return [round(value, 9) for value in line.get_xdata()], [round(value, 9) for value in line.get_ydata()]
+
+    def test_means_over_layers_and_steps(self):
+        run = runs.read_run(self.make_diagnosed("a"))
+        steps, values = stats.layer_mean_series(run, "logit_mean")
+        self.assertEqual(steps, [10, 20, 30, 40])
+        self.assertEqual(values, [1.5, 2.5, 3.5, 4.5])              # of layers 0 and 1: step/10 and step/10 + 1
+        self.assertEqual(stats.metric_series(run, "layers.entropy"), ([10, 20, 30, 40], [2.5] * 4))
+        self.assertEqual(stats.layer_mean_series(run, "sink_mass"), ([], []))
+        (variant,) = runs.make_variants([run])
+        curve = stats.layer_curve(variant, "logit_mean", (0, 35))
+        self.assertEqual((curve.steps, curve.values), ([0, 1], [3.0, 4.0]))         # the last step in range is 30
+        curve = stats.layer_curve(variant, "grad_norm", (0, 40), stats.median)      # 1/10, 1/20, 1/30, 1/40: median of the middle two
+        self.assertAlmostEqual(curve.values[0], (1 / 20 + 1 / 30) / 2)
+        self.assertAlmostEqual(curve.values[1], 1 + (1 / 20 + 1 / 30) / 2)
+        self.assertEqual(stats.layer_curve(variant, "alpha_mean", (0, 40)).values, [])
+
+    def test_not_finite_is_a_gap(self):
+        run = runs.read_run(self.make_diagnosed("a", logit_mean=None))
+        self.assertEqual(stats.layer_mean_series(run, "logit_mean"), ([10, 20, 30, 40], [None] * 4))
+        comparison, tables = self.compared(run.path)
+        self.assertIn("no finite value", [text.get_text() for text in self.draw(comparison, "logits")[0].texts])
+        self.assertEqual(tables["What the attention did"].rows[0][2], "–")
+
+    def test_seeds(self):
+        paths = [self.make_diagnosed(f"s{seed}", "sink", {"seed": seed}, shift=shift) for seed, shift in ((1, 0.0), (2, 0.1), (3, 0.5))]
+        (variant,) = runs.make_variants(runs.read_runs(paths))
+        curve = stats.layer_curve(variant, "entropy", (0, 40))
+        self.assertAlmostEqual(curve.values[0], 3.2)
+        self.assertAlmostEqual(curve.spread[0], math.sqrt(0.07))    # deviations -0.2, -0.1, 0.3: (0.04 + 0.01 + 0.09) / 2
+        step, histogram = stats.pooled_histogram(variant, "row_sum_histogram", (0, 40))
+        self.assertEqual((step, list(histogram.counts)), (40, [0, 9, 12, 3, 0]))    # three seeds of layers 1 2 1 and 2 2 0
+        comparison, tables = self.compared(*paths)
+        (axes, _) = self.draw(comparison, "sink_mass")
+        self.assertEqual(len(axes.collections), 1)                  # the band
+        self.assertRegex(tables["What the attention did"].rows[0][5], r"^2\.700 ± 0\.265$")
+        self.assertIn("band of one sample standard deviation over seeds", self.figure("sink_mass").caption(comparison))
+
+    def test_steps_that_seeds_share(self):
+        paths = [self.make_diagnosed("a", config={"seed": 1}), self.make_diagnosed("b", config={"seed": 2}, last=29)]
+        (variant,) = runs.make_variants(runs.read_runs(paths))
+        self.assertEqual(stats.last_diagnostics(variant, "entropy", (0, 40))[0], 20)
+        self.assertEqual(stats.layer_curve(variant, "logit_mean", (0, 40)).values, [2.0, 3.0])
+
+    def test_histogram_median(self):
+        def median(*counts):
+            return stats.histogram_median(runs.Histogram(0.0, 0.5, counts))
+        self.assertEqual(median(1, 1), 0.25)                        # where the two bins meet
+        self.assertEqual(median(0, 4, 0), 0.5)                      # the middle of its bin
+        self.assertEqual(median(1, 0, 3), 0.75 + 0.5 / 3)           # a third into the last
+        self.assertIsNone(median(0, 0))
+
+    def test_bins_that_differ_are_not_added_up(self):
+        paths = [self.make_diagnosed("a", config={"seed": 1}),
+                 self.make_diagnosed("b", config={"seed": 2}, row_sum_histogram={"first": 0.5, "width": 0.25, "counts": [1, 1, 1, 1, 1]})]
+        (variant,) = runs.make_variants(runs.read_runs(paths))
+        self.assertIsNone(stats.pooled_histogram(variant, "row_sum_histogram", (0, 40)))
+        comparison, _ = self.compared(*paths)
+        self.assertEqual(len(self.draw(comparison, "row_sums")[0].patches), 0)
+        self.assertIn("Triangles", self.figure("row_sums").caption(comparison))
+
+    def test_figures_stand_where_runs_have_what_they_show(self):
+        for more, paths in (([], lambda: [self.make_run("a", events=[step_event(step) for step in range(1, 41)])]),
+                            (DIAGNOSTIC_NAMES, lambda: [self.make_diagnosed("a")]),
+                            (DIAGNOSTIC_NAMES + ["sink_mass"], lambda: [self.make_diagnosed("a", "off_by_one")]),
+                            (DIAGNOSTIC_NAMES + ["alpha"], lambda: [self.make_diagnosed("a", "affine")]),
+                            (DIAGNOSTIC_NAMES + ["alpha", "gate"], lambda: [self.make_diagnosed(
+                                "a", "affine", {"attention.gate": "headwise"}, gate="headwise")]),
+                            (DIAGNOSTIC_NAMES + ["distillation"], lambda: [self.make_diagnosed("a", teacher=True)])):
+            with self.subTest(more=more):
+                self.new_folder()
+                comparison, _ = self.compared(*paths())
+                found = [figure.name for figure in diagnostics.DIAGNOSTIC_FIGURES if figure.applies(comparison)]
+                self.assertEqual(sorted(found), sorted(more))
+
+    def test_what_is_drawn(self):
+        paths = [self.make_diagnosed("base"), self.make_diagnosed("sunk", "sink"), self.make_diagnosed("scaled", "affine")]
+        comparison, _ = self.compared(*paths, "--steps=1:35")
+        mean, rms = self.draw(comparison, "logits")
+        self.assertEqual(len(mean.get_lines()), 3)
+        self.assertEqual(self.curve(mean), ([10, 20, 30], [1.5, 2.5, 3.5]))
+        self.assertEqual(self.curve(rms), ([10, 20, 30], [2.5] * 3))
+        first_layers, first_steps, entropy_layers, entropy_steps = self.draw(comparison, "focus")
+        self.assertEqual(self.curve(first_layers), ([0, 1], [0.1, 0.2]))
+        self.assertEqual(self.curve(first_steps, 2), ([10, 20, 30], [0.15] * 3))
+        self.assertEqual(self.curve(entropy_layers, 1), ([0, 1], [3.0, 2.0]))
+        self.assertEqual(self.curve(entropy_steps), ([10, 20, 30], [2.5] * 3))
+        layers, _ = self.draw(comparison, "sink_mass")
+        self.assertEqual(len(layers.get_lines()), 1)
+        self.assertEqual(self.curve(layers), ([0, 1], [0.05, 0.06]))
+        _, alphas, over_steps, clipped = self.draw(comparison, "alpha")
+        self.assertEqual(self.curve(alphas), ([0, 1], [0.4, 0.4]))
+        self.assertEqual([self.curve(over_steps, place)[1] for place in (0, 1)], [[0.4] * 3, [0.3] * 3])
+        self.assertEqual([self.curve(clipped, place)[1] for place in (0, 1)], [[0.01] * 3, [0.02] * 3])
+        gradient, parameters = self.draw(comparison, "layer_norms")
+        self.assertEqual(self.curve(gradient), ([0, 1], [0.05, 1.05]))
+        self.assertEqual(self.curve(parameters), ([0, 1], [10, 11]))
+
+    def test_histograms_drawn(self):
+        comparison, _ = self.compared(self.make_diagnosed("a", "affine"))
+        histogram, _ = self.draw(comparison, "row_sums")
+        values, edges, _ = histogram.patches[0].get_data()
+        self.assertEqual([round(value, 9) for value in values], [0, 0.375, 0.5, 0.125, 0])      # counts 3, 4, 1 of both layers
+        self.assertEqual(list(edges), [-0.125, 0.125, 0.375, 0.625, 0.875, 1.125])
+        marks = [line.get_xdata()[0] for line in histogram.get_lines()]
+        self.assertEqual(marks, [0.375 + 0.25 / 4, 0.5])            # median: one of four in the second bin; mean: as logged
+        values, edges, _ = self.draw(comparison, "alpha")[0].patches[0].get_data()
+        self.assertEqual((list(values), list(edges)), ([0.75, 0.25], [0, 0.5, 1]))
+
+    def test_legends_and_captions_name_what_is_shown(self):
+        paths = [self.make_diagnosed("base"), self.make_diagnosed("sunk", "sink"), self.make_diagnosed("scaled", "affine", last=30)]
+        comparison, _ = self.compared(*paths)
+        self.assertEqual([variant.label for variant, _ in self.figure("sink_mass").shows(comparison)], ["sink"])
+        legend = self.draw(comparison, "alpha")[0].figure.legends[0]
+        self.assertEqual([text.get_text() for text in legend.get_texts()], ["affine"])
+        caption = self.figure("sink_mass").caption(comparison)
+        self.assertIn("at step 40", caption)
+        self.assertIn("Runs: sink (sunk, seed 1).", caption)
+        self.assertNotIn("base", caption)
+        self.assertIn("each variant's last logged step (30 to 40)", self.figure("row_sums").caption(comparison))
+
+    def test_outermost_bins_are_explained(self):
+        beyond = {"first": 0.0, "width": 0.25, "counts": [1, 0, 0, 0, 0]}
+        for path, said in ((self.make_diagnosed("a"), False), (self.make_diagnosed("b", row_sum_histogram=beyond), True)):
+            comparison, _ = self.compared(path)
+            self.assertEqual("outermost bins also hold what lies beyond" in self.figure("row_sums").caption(comparison), said)
+
+    def test_attention_table(self):
+        paths = [self.make_diagnosed("base"), self.make_diagnosed("scaled", "affine", {"attention.gate": "headwise"}, gate="headwise")]
+        _, tables = self.compared(*paths)
+        table = tables["What the attention did"]
+        self.assertEqual(table.header, ["variant", "step", "mean logit", "RMS logit", "first token", "entropy", "row sum", "row sum std",
+                                        "alpha", "alpha std", "gate"])
+        self.assertEqual(table.rows[0], ["baseline", "40", "4.500", "2.500", "0.1500", "2.500", "0.5000", "0.2500", "–", "–", "–"])
+        self.assertEqual(table.rows[1][:3] + table.rows[1][-3:], ["affine + headwise gate", "40", "4.500", "0.4000", "0.1000", "0.4500"])
+        self.assertIn("## What the attention did\n", self.read_out("tables.md"))
+        self.assertNotIn("What the attention did", self.compared(self.make_run("without"))[1])
+
+    def test_teacher(self):
+        taught = self.make_diagnosed("taught", teacher=True)
+        comparison, tables = self.compared(taught, "--last=1", "--smooth=1")
+        self.assertEqual(tables["Results"].header[4:6], ["cross-entropy", "KL from teacher"])
+        self.assertEqual(tables["Results"].rows[0][3:6], ["2.0750", "3.0000", "0.0500"])
+        for name in ("training_loss", "training_loss_end", "overview"):
+            self.assertIn("The training loss is (1 - w) cross-entropy", self.figure(name).caption(comparison))
+        ce, kl = self.draw(comparison, "distillation")
+        self.assertEqual(set(self.curve(ce)[1]), {3.0})
+        self.assertEqual(self.curve(kl)[1], [round(2.0 / step, 9) for step in range(1, 41)])
+        self.assertEqual(kl.get_yscale(), "log")                    # it falls by a factor of 40
+        plain = self.make_diagnosed("plain", "sink")
+        comparison, _ = self.compared(taught, plain)
+        self.assertIn("The training loss of runs with a teacher is", self.figure("training_loss").caption(comparison))
+        self.assertEqual(len(self.draw(comparison, "distillation")[0].figure.legends[0].get_texts()), 1)
+        comparison, tables = self.compared(plain)
+        self.assertNotIn("teacher", self.figure("training_loss").caption(comparison) + " ".join(tables["Results"].header))
+
+    def test_report_stays_self_contained(self):
+        paths = [self.make_diagnosed("a"), self.make_diagnosed("b", "affine", teacher=True)]
+        self.assertEqual(self.call(*paths, f"--out={self.out}", "--log-x", "--log-y")[0], 0)
+        written = sorted({name.split(".")[0] for name in os.listdir(self.out)} - {"report", "tables"})
+        self.assertEqual(written, sorted(["training_loss", "training_loss_end", "loss_difference", "gradient_norm", "overview",
+                                          "distillation", "alpha", *DIAGNOSTIC_NAMES]))
+        report = self.read_out("report.html")
+        page = References()
+        page.feed(report)
+        self.assertEqual(len(page.found), len(written) - 1)         # all but the overview
+        self.assertTrue(all(reference.startswith("data:image/png;base64,") for reference in page.found))
+        places = [report.index(text) for text in ("<h2>Figures</h2>", "Figure 5. Distillation", "<h2>What the attention did</h2>",
+                                                  "Figure 6. Attention logits")]
+        self.assertEqual(places, sorted(places))
+
+    def test_every_curve_is_within_its_axes(self):
+        paths = [self.make_diagnosed(f"{kind}{seed}", kind, {"seed": seed, "attention.gate": "headwise"}, gate="headwise", shift=seed / 9)
+                 for kind in ("baseline", "sink", "affine") for seed in (1, 2)]
+        comparison, _ = self.compared(*paths)
+        for figure in diagnostics.DIAGNOSTIC_FIGURES:
+            if not figure.applies(comparison):
+                continue
+            for axes in self.draw(comparison, figure.name):
+                low, high = axes.get_ylim()
+                for line in axes.get_lines():
+                    if line.get_transform().contains_branch(axes.transData) and line.get_marker() != "v":
+                        for value in line.get_ydata():
+                            self.assertTrue(low <= value <= high, f"{figure.name}: {value} is outside {low} to {high}")
+
+
 # ---------------------------------------------------------------------------------------------------------------- input
 
 class BadInput(Case):
@@ -476,10 +721,28 @@ class BadInput(Case):
                 (json.dumps(dict(good, loss="x")), 'metrics.jsonl:3: loss: "x" is not a number'),
                 (json.dumps({"event": "step", "step": 2, "loss": 1.0}), "metrics.jsonl:3: grad_norm is missing"),
                 (json.dumps(dict(good, step=1)), "metrics.jsonl:3: step 1 stands after step 1"),
-                (json.dumps(dict(good, step=2.5)), "metrics.jsonl:3: step: 2.5 is not an integer"))):
+                (json.dumps(dict(good, step=2.5)), "metrics.jsonl:3: step: 2.5 is not an integer"),
+                (json.dumps(dict(good, ce=1.0)), "metrics.jsonl:3: ce and kl stand in every step of a run with a teacher, or in none"),
+                (json.dumps(dict(good, ce=1.0, kl="x")), 'metrics.jsonl:3: kl: "x" is not a number'),
+                (json.dumps({"event": "diagnostics", "layers": [{}]}), "metrics.jsonl:3: step: null is not an integer"),
+                (json.dumps({"event": "diagnostics", "step": 1}), "metrics.jsonl:3: layers is no list of objects"),
+                (json.dumps({"event": "diagnostics", "step": 1, "layers": []}), "metrics.jsonl:3: layers is no list of objects"),
+                (json.dumps({"event": "diagnostics", "step": 1, "layers": [{"entropy": "x"}]}),
+                 'metrics.jsonl:3: entropy: "x" is not a number'),
+                (json.dumps({"event": "diagnostics", "step": 1, "layers": [{"alpha_histogram": {"counts": [1]}}]}),
+                 "metrics.jsonl:3: alpha_histogram: first is missing"),
+                (json.dumps({"event": "diagnostics", "step": 1, "layers": [{"alpha_histogram": {"first": 0, "width": 0, "counts": [1]}}]}),
+                 "metrics.jsonl:3: alpha_histogram: not a histogram"),
+                (json.dumps({"event": "diagnostics", "step": 1, "layers": [{"alpha_histogram": {"first": 0, "width": 1}}]}),
+                 "metrics.jsonl:3: alpha_histogram: counts is no list"))):
             with self.subTest(line=line):
                 path = self.make_run(f"run{number}", events=[step_event(1)], end=False, tail=line + "\n" + json.dumps(step_event(3)) + "\n")
                 self.assert_refused(pattern, path)
+
+    def test_layers_that_change_in_number(self):
+        events = [step_event(1), diagnostics_event(1), diagnostics_event(2, layers=3)]
+        self.assert_refused("metrics.jsonl:4: 3 layers, but 2 at step 1", self.make_run("a", events=events))
+        self.assert_refused("metrics.jsonl:4: step 1 stands after step 1", self.make_run("b", events=events[:2] + events[1:2]))
 
     def test_broken_last_line_with_its_newline_is_no_cut_off(self):
         self.assert_refused("metrics.jsonl:3: not one JSON object", self.make_run("a", events=[step_event(1)], end=False, tail="{\n"))
@@ -610,6 +873,12 @@ class Output(Case):
             status, out, _ = self.call(*pair, f"--out={self.out}", *options)
             self.assertEqual(status, 0)
             self.assertRegex(out, r"affine +1 +0 +– +– +– ")
+
+    def test_one_of_many_that_diverged_at_once(self):
+        events = [dict(step_event(step), loss=None, grad_norm=None, bad=True) for step in range(1, 41)]
+        paths = [self.make_run(f"lr{i}", config={"optimizer.lr": 1e-3 * (i + 1)}, events=events if i == 3 else None) for i in range(8)]
+        self.assertEqual(self.call(*paths, f"--out={self.out}")[0], 0)
+        self.assertTrue(os.path.exists(os.path.join(self.out, "report.html")))
 
     def test_entropy_beside_the_shards(self):
         data = os.path.join(self.folder, "data")
