@@ -44,6 +44,9 @@ typedef float Vector __attribute__((vector_size(32)));
 #endif
 enum { LANES = sizeof(Vector) / sizeof(float), CHAINS = 10 }; // more chains than latency x units need, fewer than there are registers
 
+enum { MOST_THREADS = 1024 };
+Vector sums[MOST_THREADS];                          // not static: what is stored here may be read elsewhere, so it must be computed
+
 // FLOP/s of all threads in multiply-adds that wait for nothing but their own chain
 static double measure_peak(void) {
     volatile float start_value = 1e-3f;             // not the compiler's to compute with
@@ -56,7 +59,7 @@ static double measure_peak(void) {
         {
             Vector a, b, c[CHAINS], c0, c1, c2, c3, c4, c5, c6, c7, c8, c9;
             for (int i = 0; i < LANES; i++) {
-                a[i] = start_value * i;
+                a[i] = start_value * (i + 1); // not 0, or the lane would sink into denormal numbers, which are slow
                 b[i] = 1 - start_value;
                 for (int k = 0; k < CHAINS; k++) c[k][i] = start_value * k; // chains that start alike would be computed once
             }
@@ -65,8 +68,7 @@ static double measure_peak(void) {
                 c0 = c0 * b + a, c1 = c1 * b + a, c2 = c2 * b + a, c3 = c3 * b + a, c4 = c4 * b + a;
                 c5 = c5 * b + a, c6 = c6 * b + a, c7 = c7 * b + a, c8 = c8 * b + a, c9 = c9 * b + a;
             }
-            volatile float kept = (c0 + c1 + c2 + c3 + c4 + c5 + c6 + c7 + c8 + c9)[0];
-            (void)kept;
+            sums[omp_get_thread_num() % MOST_THREADS] = c0 + c1 + c2 + c3 + c4 + c5 + c6 + c7 + c8 + c9;
 #pragma omp single
             threads = omp_get_num_threads();
         }
