@@ -102,7 +102,7 @@ $(BUILD)/tests/test_%: $(BUILD)/tests/test_%.o $(HELPERS) $(CORE) $(DEVICE) $(DO
 # All groups run, also when one of them fails.
 test: all
 	@status=0; for group in test-c test-python $(if $(wildcard .venv-hf/installed-requirements.txt),test-hf) test-asan; do \
-	    $(MAKE) --no-print-directory $$group || status=1; done; exit $$status
+	    $(MAKE) --no-print-directory -j$$(nproc) $$group || status=1; done; exit $$status
 
 test-c: $(BUILD)/train_gpt $(TESTS)
 	@TRAIN_GPT=$(BUILD)/train_gpt scripts/run_tests.sh $(TESTS)

@@ -1108,8 +1108,8 @@ static int check_same_shards(const Trainer *t) {
         const char *a = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(old, "hash"));
         const char *b = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(now, "hash"));
         if (a && b && !strcmp(a, b)) continue;
-        status = set_error(STATUS_BAD_INPUT, "%s: %s: the run began with other data: bring back its shards, or start a new run", path ? path : "?",
-                           !old ? "is new" : !now ? "is gone" : "is another shard");
+        status = set_error(STATUS_BAD_INPUT, "%s: %s: the run began with other data: bring back its shards, or start a new run",
+                           path ? path : "?", !old ? "is new" : !now ? "is gone" : "is another shard");
         break;
     }
     cJSON_Delete(start);
@@ -1206,7 +1206,7 @@ static int train(Trainer *t, long saved) {
     }
     if (status) return status;
     if (t->step != saved) status = save(t);
-    else status = checkpoint_prune(t->config.run_dir, t->config.checkpoint.keep);   // a run killed between its last save and its end has not
+    else status = checkpoint_prune(t->config.run_dir, t->config.checkpoint.keep);   // a run killed after its last save has not
     if (status) return status;
     if (t->step >= steps) return log_end(t);
     progress_note("stopped at step %ld of %ld; go on with: train_gpt --resume %s", t->step, steps, t->config.run_dir);
@@ -1315,13 +1315,17 @@ static int command_resume(const Command *command) {
     long step;
     snprintf(directory, sizeof directory, "%s/trainer_state.json", command->path);
     if (!access(directory, F_OK))
-        return set_error(STATUS_BAD_INPUT, "%s: is a checkpoint; --resume takes the run's directory, which holds checkpoints/", command->path);
+        return set_error(STATUS_BAD_INPUT, "%s: is a checkpoint; --resume takes the run's directory, which holds checkpoints/",
+                         command->path);
     int status = run_directory_resume(command->path, &config);
     if (!status) status = config_override_resumed(&config, command->overrides, command->override_count);
     if (!status) status = checkpoint_newest(config.run_dir, directory, &step);
     if (!status && step > config.train.steps)
         status = set_error(STATUS_BAD_INPUT, "--train.steps=%ld: the run's newest checkpoint is already at step %ld",
                            config.train.steps, step);
+    char passed_over[PATH_SIZE];
+    if (!status) status = checkpoint_passed_over(config.run_dir, step, passed_over);
+    if (!status && passed_over[0]) progress_note("warning: %s is passed over: a file of it is missing or empty", passed_over);
     if (!status && step < 0) progress_note("%s holds no complete checkpoint: the run begins again at step 0", config.run_dir);
     if (!status && step >= 0) {
         status = checkpoint_open(&from, directory);

@@ -131,6 +131,20 @@ int checkpoint_newest(const char *run_dir, char directory[PATH_SIZE], long *step
     return status;
 }
 
+int checkpoint_passed_over(const char *run_dir, long step, char directory[PATH_SIZE]) {
+    char parent[NAME_SIZE];
+    directory[0] = '\0';
+    int status = format_path(parent, sizeof parent, "%s/checkpoints", run_dir);
+    DIR *entries = status ? NULL : opendir(parent);
+    if (!entries) return status;                // there is none at all, as checkpoint_newest has said
+    for (struct dirent *entry; !status && !directory[0] && (entry = readdir(entries));) {
+        if (step_of_name(entry->d_name) > step && !is_complete(parent, entry->d_name))
+            status = format_path(directory, PATH_SIZE, "%s/%s", parent, entry->d_name);
+    }
+    closedir(entries);
+    return status;
+}
+
 // Takes a checkpoint away: first its name, at once, so that half of one never looks like a whole.
 static int remove_checkpoint(const char *parent, long step) {
     char old[NAME_SIZE], removing[NAME_SIZE];

@@ -50,5 +50,7 @@ bool checkpoint_has(const CheckpointReader *reader, const Tensor *tensor);      
 int checkpoint_read(CheckpointReader *reader, CheckpointPart part, const Tensor *tensor, double *values, size_t first, size_t n);
 // The newest complete checkpoint of a run: its directory and step; step -1 where there is none.
 int checkpoint_newest(const char *run_dir, char directory[PATH_SIZE], long *step);
+// What checkpoint_newest passes over: a directory named as a checkpoint of a step after `step` that lacks a file; "" where there is none.
+int checkpoint_passed_over(const char *run_dir, long step, char directory[PATH_SIZE]);
 
 #endif

@@ -159,7 +159,8 @@ static const Key keys[] = {
     NUMBER(sample.top_p, "1", 0, 1, OPEN_LOW, "draw from the likeliest tokens that together have this probability; 1: from all"),
     INTEGER(diagnostics.every, "10", 0, MAX_COUNT, "steps", "steps between attention diagnostics in the log; 0: none"),
 
-    INTEGER(compute.threads, "0", 0, MAX_THREADS, "threads", "threads; 0: as many as OpenMP takes (OMP_NUM_THREADS, else the cores); changes no result"),
+    INTEGER(compute.threads, "0", 0, MAX_THREADS, "threads",
+            "threads; 0: as many as OpenMP takes (OMP_NUM_THREADS, else the cores); changes no result"),
     CHOICE(compute.dtype, "fp32", dtype_names, "precision of the matrix products; bf16 keeps weights, sums and optimizer in fp32"),
     CHOICE(compute.recompute, "none", recompute_names,
            "what backward computes again instead of keeping it: nothing, the attention, or whole blocks; changes no result"),

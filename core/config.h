@@ -78,7 +78,8 @@ int config_from_json(Config *config, const struct cJSON *json, const char *name)
 // sections eval, checkpoint, diagnostics, sample and compute.
 int config_override_resumed(Config *config, const Override *overrides, int override_count);
 
-// The first key, of those that a resumed run may not change (run_dir aside, which may have been moved), in which two configs differ; NULL: none.
+// The first key, of those that a resumed run may not change (run_dir aside, which may have been moved), in which two configs differ; NULL:
+// none.
 const char *config_difference(const Config *a, const Config *b);
 
 // Relations between keys that config_read checks at its end (shapes that divide, gpt2's own rules, ...); `name` begins the message.

@@ -83,9 +83,9 @@ static void copy_rows(real *to, size_t to_stride, Rows from, int rows, int D) {
 
 // ---- layouts ----
 
-// The tile can read q, k, v and the gradient where they lie, unless D does not fill its columns or rows fall on the same lines of the cache.
-// For many queries a copy, in which a head's rows follow each other, is cheaper in any case. Copies are made for some key-value heads of some
-// sequences (units) at a time, which are worked on before the next are copied.
+// The tile can read q, k, v and the gradient where they lie, unless D does not fill its columns or rows fall on the same lines of the
+// cache. For many queries a copy, in which a head's rows follow each other, is cheaper in any case. Copies are made for some key-value
+// heads of some sequences (units) at a time, which are worked on before the next are copied.
 static int copies_rows(const Attention *a) {
     return a->D % TILE_COLUMNS != 0 || a->width * sizeof(real) % (CACHE_PERIOD / 2) == 0 || a->T >= COPY_FROM;
 }

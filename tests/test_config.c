@@ -692,7 +692,8 @@ static void test_round_trip(void **state) {
     // Doubles of random bits, and seeds of 53 random bits.
     uint64_t random = 7;
     for (int i = 0; i < 300; i++) {
-        double *const fields[] = {&c.optimizer.lr, &c.optimizer.beta1, &c.optimizer.weight_decay, &c.model.rope_theta, &c.schedule.min_lr_ratio};
+        double *const fields[] = {&c.optimizer.lr, &c.optimizer.beta1, &c.optimizer.weight_decay, &c.model.rope_theta,
+                                  &c.schedule.min_lr_ratio};
         for (size_t j = 0; j < COUNT(fields); j++) {
             random = random * 6364136223846793005u + 1442695040888963407u;
             const double unit = (double)(random >> 11) * 0x1p-53;

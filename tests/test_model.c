@@ -201,15 +201,17 @@ static void check_table(Config *c, const char *name) {
 
 static void test_parameter_table(void **state) { (void)state; for_all_models(check_table); }
 
-// The paper's models: parameters in all without the attention's own, and those the attention adds (shared facts of arXiv 2602.23057 and of the
-// models' published configs).
+// The paper's models: parameters in all without the attention's own, and those the attention adds (shared facts of arXiv 2602.23057 and of
+// the models' published configs).
 static void test_paper_parameters(void **state) {
     (void)state;
     static const struct { const char *model; size_t parameters, affine, gate; } expected[] = {
-        { "qwen-0.5b", 463987712, 393216, 25165824 }, { "llama-1b", 1235814400, 1048576, 67108864 }, { "llama-3b", 3212749824, 2064384, 264241152 },
+        { "qwen-0.5b", 463987712, 393216, 25165824 }, { "llama-1b", 1235814400, 1048576, 67108864 },
+        { "llama-3b", 3212749824, 2064384, 264241152 },
     };
     static const struct { const char *variant; bool affine, gate; } variants[] = {
-        { "baseline", false, false }, { "sink", false, false }, { "affine", true, false }, { "gated", false, true }, { "affine-gated", true, true },
+        { "baseline", false, false }, { "sink", false, false }, { "affine", true, false },
+        { "gated", false, true }, { "affine-gated", true, true },
     };
     for (int i = 0; i < 3; i++)
         for (int j = 0; j < 5; j++) {

@@ -271,8 +271,10 @@ static void test_overwriting_what_is_needed(void **state) {
     (void)state;
     must("train_gpt config.json --train.steps=10");
     static const char teacher[] = "run/checkpoints/step-00000010";
-    refuses_and_leaves_all(2, "distill.teacher|run/checkpoints|--overwrite", "train_gpt config.json --overwrite --distill.teacher=%s", teacher);
-    refuses_and_leaves_all(2, "model.init_from|run/checkpoints|--overwrite", "train_gpt config.json --overwrite --model.init_from=%s", teacher);
+    static const char *const keys[] = { "distill.teacher", "model.init_from" };
+    for (int i = 0; i < 2; i++)
+        refuses_and_leaves_all(2, path_of("%s|run/checkpoints|--overwrite", keys[i]), "train_gpt config.json --overwrite --%s=%s",
+                               keys[i], teacher);
     must("cp train_0.bin run/mine.bin");
     refuses_and_leaves_all(2, "data.train|run/mine.bin|--overwrite", "train_gpt config.json --overwrite --data.train=run/mine.bin");
 }
@@ -291,6 +293,10 @@ static void test_a_checkpoint_of_another_run(void **state) {
          "printf '\\377\\377\\377\\377' | dd of=model.safetensors bs=1 seek=$((size - 4)) conv=notrunc 2>/dev/null");
     refuses_and_leaves_all(2, "tensor|nan|older checkpoint", "train_gpt --resume run --train.steps=20");
     refuses(2, "tensor|nan", "train_gpt eval run/checkpoints/step-00000010 --data='val*.bin'");
+    must("cp -r run/checkpoints/step-00000010 run/checkpoints/step-00000015 && : > run/checkpoints/step-00000015/model.safetensors");
+    Outcome outcome = run("train_gpt --resume run --train.steps=20");
+    assert_non_null(strstr(outcome.out, "run/checkpoints/step-00000015 is passed over"));
+    free_outcome(&outcome);
     refuses(2, "run/checkpoints/step-00000010: is a checkpoint", "train_gpt --resume run/checkpoints/step-00000010");
 }
 
