@@ -623,6 +623,15 @@ static int for_pieces(const Model *m, Real *arena, bool buffers, UsePiece *use, 
     return status;
 }
 
+// What is read must be numbers, as floats too.
+static int check_finite(const Tensor *x, const double *values, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite((float)values[i]))
+            return set_error(STATUS_BAD_INPUT, "tensor %s holds %g, with which nothing can be computed; take another checkpoint, or the one before",
+                             x->name, values[i]);
+    return 0;
+}
+
 typedef struct Initialisation { uint64_t seed, hash; CheckpointReader *beginning; } Initialisation;
 
 static int initialise_piece(void *context, Real *place, const Tensor *x, double *values, size_t first, size_t n) {
@@ -630,6 +639,7 @@ static int initialise_piece(void *context, Real *place, const Tensor *x, double 
     int status = 0;
     if (to->beginning && checkpoint_has(to->beginning, x)) status = checkpoint_read(to->beginning, CHECKPOINT_WEIGHTS, x, values, first, n);
     else random_initial_values(values, x, first, n, to->seed);
+    if (!status) status = check_finite(x, values, n);
     if (status) return status;
     for (size_t i = 0; !x->attention_own && i < n; i++) {       // FNV-1a over the floats' bits
         float value = (float)values[i];
@@ -646,9 +656,7 @@ typedef struct Loading { CheckpointReader *reader; CheckpointPart part; } Loadin
 static int load_piece(void *context, Real *place, const Tensor *x, double *values, size_t first, size_t n) {
     Loading *from = context;
     int status = checkpoint_read(from->reader, from->part, x, values, first, n);
-    for (size_t i = 0; i < n && !status; i++)
-        if (!isfinite(values[i]))
-            status = set_error(STATUS_BAD_INPUT, "the checkpoint's tensor %s holds %g: take an older checkpoint", x->name, values[i]);
+    if (!status) status = check_finite(x, values, n);
     if (!status) device->write(place, values, n);
     return status;
 }

@@ -241,7 +241,8 @@ static int create_tensor_files(CheckpointWriter *writer) {
 // tokenizer.json, and the tokenizer_config.json beside it. Where there is none, one that says what the file is: transformers would take it
 // for the tokenizer that the arch's first models had, with tokens that this one does not have.
 static int copy_tokenizer(const CheckpointWriter *writer, const char *tokenizer) {
-    static const char plain[] = "{\n\t\"tokenizer_class\":\t\"PreTrainedTokenizerFast\",\n\t\"clean_up_tokenization_spaces\":\tfalse\n}\n";
+    static const char plain[] = "{\n\t\"tokenizer_class\":\t\"PreTrainedTokenizerFast\",\n\t\"clean_up_tokenization_spaces\":\tfalse,\n"
+        "\t\"model_input_names\":\t[\"input_ids\", \"attention_mask\"]\n}\n";
     char path[NAME_SIZE], beside[NAME_SIZE];
     const char *slash = strrchr(tokenizer, '/');
     int status = format_path(path, sizeof path, "%s/tokenizer.json", writer->temporary);
@@ -484,7 +485,7 @@ static int open_model(CheckpointReader *reader) {
     if (format_path(index, sizeof index, "%s/model.safetensors.index.json", reader->directory)) return STATUS_BAD_INPUT;
     if (!access(path, F_OK)) return open_single(&reader->model, path);
     if (!access(index, F_OK)) return open_shards(reader, &reader->model, index);
-    return set_error(STATUS_BAD_INPUT, "%s: there is no model.safetensors in it", reader->directory);
+    return set_error(STATUS_BAD_INPUT, "%s: there is no model.safetensors in it, nor a model.safetensors.index.json", reader->directory);
 }
 
 static int open_all(CheckpointReader *reader) {

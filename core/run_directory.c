@@ -5,6 +5,7 @@
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -18,7 +19,7 @@
 enum { NAME_SIZE = PATH_SIZE + 32, CONFIG_LIMIT = 1 << 20 };
 
 // What makes a directory a run, and what --overwrite removes: the config last, so that a removal cut off still looks like a run.
-static const char *const run_parts[] = { "metrics.jsonl", "checkpoints", "analysis", "config.json" };
+static const char *const run_parts[] = { "metrics.jsonl", "checkpoints", "config.json" };
 enum { RUN_PARTS = sizeof run_parts / sizeof *run_parts };
 
 static int lock_file = -1;
@@ -41,6 +42,35 @@ static int check_lock(const char *path) {
     int taken = flock(file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
     close(file);
     return taken ? in_use(path) : 0;
+}
+
+// A run has a log that begins with a start event, or, cut off before that, a lock beside its config.
+static bool is_run(const char *path) {
+    static const char start[] = "{\"event\":\"start\"";
+    char name[NAME_SIZE], first[sizeof start] = "";
+    struct stat is;
+    FILE *log = part_path(name, path, "metrics.jsonl") ? NULL : fopen(name, "r");
+    bool run = log && fread(first, 1, sizeof start - 1, log) == sizeof start - 1 && !strcmp(first, start);
+    if (log) fclose(log);
+    return run || (!part_path(name, path, "lock") && !lstat(name, &is));
+}
+
+// --overwrite takes away a run, not somebody's model or other files of the same names.
+static int check_nothing_foreign(const char *path) {
+    static const char *const models[] = { "trainer_state.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin" };
+    char name[NAME_SIZE];
+    struct stat is;
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        if (part_path(name, path, models[i])) return STATUS_BAD_INPUT;
+        if (!lstat(name, &is))
+            return set_error(STATUS_BAD_INPUT, "run_dir: %s: holds a model or a checkpoint (%s); take another run_dir", path, models[i]);
+    }
+    for (int i = 0; i < RUN_PARTS && !is_run(path); i++) {
+        if (part_path(name, path, run_parts[i])) return STATUS_BAD_INPUT;
+        if (!lstat(name, &is))
+            return set_error(STATUS_BAD_INPUT, "run_dir: %s: holds %s, which is no run's; take another run_dir", path, run_parts[i]);
+    }
+    return 0;
 }
 
 static int check_no_run(const char *path) {
@@ -75,6 +105,7 @@ int run_directory_check(const char *path, bool overwrite) {
     if (strlen(path) >= PATH_SIZE) return set_error(STATUS_BAD_INPUT, "run_dir: %.40s...: longer than %d bytes", path, PATH_SIZE - 1);
     int status = check_writable(path);
     if (!status) status = check_lock(path);
+    if (!status) status = check_nothing_foreign(path);
     if (!status && !overwrite) status = check_no_run(path);
     return status;
 }

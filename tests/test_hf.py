@@ -11,6 +11,7 @@ import os
 import pathlib
 import struct
 import subprocess
+import sys
 import tempfile
 import unittest
 import warnings
@@ -251,6 +252,32 @@ class HuggingFaceTest(unittest.TestCase):
                     for options in ({"num_beams": 3, "do_sample": False}, {"do_sample": True}, {"use_cache": False, "do_sample": False}):
                         out = model.generate(ids, attention_mask=mask, max_new_tokens=4, pad_token_id=0, **options)
                         self.assertEqual(list(out.shape), [2, 10])
+
+    def test_text_goes_in_and_out(self):
+        """AutoTokenizer and generate as docs/hugging-face.md has them, on checkpoints of bytes."""
+        folder = pathlib.Path(SCRATCH.name, "text")
+        folder.mkdir()
+        (folder / "a.txt").write_text("the cat sat on the mat. " * 40)
+        subprocess.run([sys.executable, str(ROOT / "data/prepare.py"), "--train", str(folder / "a.txt"), "--out", str(folder)],
+                       check=True, capture_output=True)
+        for arch in ("gpt2", "llama"):
+            for kind in ("baseline", "affine"):
+                with self.subTest(arch=arch, type=kind):
+                    run = folder / f"{arch}-{kind}"
+                    config = folder / "config.json"
+                    config.write_text(json.dumps({
+                        "run_dir": str(run), "attention": {"type": kind}, "data": {"train": str(folder / "train*.bin")},
+                        "model": {"arch": arch, "vocab_size": 256, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                                  "intermediate_size": 32, "max_position_embeddings": 32},
+                        "train": {"steps": 1, "batch_size": 2, "sequence_length": 16}}))
+                    train_gpt(config)
+                    directory = str(run / "checkpoints/step-00000001")
+                    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+                    prompt = tokenizer("It is é", return_tensors="pt")
+                    self.assertEqual(prompt.input_ids[0].tolist(), list("It is é".encode()))
+                    out = load(directory).generate(**prompt, max_new_tokens=5, do_sample=False, pad_token_id=0)
+                    self.assertEqual(out.shape[1], prompt.input_ids.shape[1] + 5)
+                    self.assertTrue(tokenizer.decode(out[0]).startswith("It is é"))
 
     # ---- the modeling file's other answers ----
 

@@ -291,7 +291,7 @@ static void test_a_checkpoint_of_another_run(void **state) {
     must("cp config.kept run/config.json");
     must("cd run/checkpoints/step-00000010 && size=$(stat -c %%s model.safetensors) && "
          "printf '\\377\\377\\377\\377' | dd of=model.safetensors bs=1 seek=$((size - 4)) conv=notrunc 2>/dev/null");
-    refuses_and_leaves_all(2, "tensor|nan|older checkpoint", "train_gpt --resume run --train.steps=20");
+    refuses_and_leaves_all(2, "tensor|nan|take another checkpoint", "train_gpt --resume run --train.steps=20");
     refuses(2, "tensor|nan", "train_gpt eval run/checkpoints/step-00000010 --data='val*.bin'");
     must("cp -r run/checkpoints/step-00000010 run/checkpoints/step-00000015 && : > run/checkpoints/step-00000015/model.safetensors");
     Outcome outcome = run("train_gpt --resume run --train.steps=20");

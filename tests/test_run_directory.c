@@ -103,7 +103,6 @@ static void overwrites_the_run_and_nothing_else(void **state) {
     assert_int_equal(run_directory_create(&config, false), 0);
     write_text(in(run_path, "metrics.jsonl"), "{}\n");
     write_text(in(run_path, "notes.txt"), "mine");
-    assert_int_equal(mkdir(in(run_path, "analysis"), 0777), 0);
     assert_int_equal(mkdir(in(run_path, "checkpoints"), 0777), 0);
     assert_int_equal(mkdir(in(run_path, "checkpoints/step-00000001"), 0777), 0);
     write_text(in(run_path, "checkpoints/step-00000001/config.json"), "{}");
@@ -115,7 +114,6 @@ static void overwrites_the_run_and_nothing_else(void **state) {
     config.train.steps = 3;
     assert_int_equal(run_directory_create(&config, true), 0);
     assert_false(exists(in(run_path, "metrics.jsonl")));
-    assert_false(exists(in(run_path, "analysis")));
     assert_false(exists(in(run_path, "checkpoints")));
     assert_true(exists(in(run_path, "notes.txt")));
     assert_true(exists(in(directory, "elsewhere/kept")));      // links are removed, not followed
@@ -123,6 +121,21 @@ static void overwrites_the_run_and_nothing_else(void **state) {
     run_directory_close();
     assert_int_equal(run_directory_resume(run_path, &read), 0);
     assert_int_equal(read.train.steps, 3);
+}
+
+// Files of the same names that no run wrote: a model's, a checkpoint's, somebody's own.
+static void overwrites_no_model_and_no_foreign_file(void **state) {
+    (void)state;
+    assert_int_equal(make_directories(run_path), 0);
+    write_text(in(run_path, "config.json"), "{}");
+    expect_error(run_directory_check(run_path, true), STATUS_BAD_INPUT, "holds config.json, which is no run's");
+    assert_int_equal(unlink(in(run_path, "config.json")), 0);
+    assert_int_equal(mkdir(in(run_path, "checkpoints"), 0777), 0);
+    expect_error(run_directory_check(run_path, true), STATUS_BAD_INPUT, "holds checkpoints, which is no run's");
+    write_text(in(run_path, "metrics.jsonl"), "{\"event\":\"start\"}\n");
+    assert_int_equal(run_directory_check(run_path, true), 0);
+    write_text(in(run_path, "model.safetensors"), "weights");
+    expect_error(run_directory_check(run_path, true), STATUS_BAD_INPUT, "holds a model or a checkpoint (model.safetensors)");
 }
 
 // What `action` returns in another process; its message is checked there.
@@ -227,6 +240,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(creates_and_reads_back, setup, teardown),
         cmocka_unit_test_setup_teardown(refuses_a_run_that_is_there, setup, teardown),
         cmocka_unit_test_setup_teardown(overwrites_the_run_and_nothing_else, setup, teardown),
+        cmocka_unit_test_setup_teardown(overwrites_no_model_and_no_foreign_file, setup, teardown),
         cmocka_unit_test_setup_teardown(one_process_at_a_time, setup, teardown),
         cmocka_unit_test_setup_teardown(names_what_cannot_be_a_run, setup, teardown),
         cmocka_unit_test_setup_teardown(needs_permission_to_write, setup, teardown),
