@@ -627,8 +627,8 @@ static int for_pieces(const Model *m, Real *arena, bool buffers, UsePiece *use, 
 static int check_finite(const Tensor *x, const double *values, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (!isfinite((float)values[i]))
-            return set_error(STATUS_BAD_INPUT, "tensor %s holds %g, with which nothing can be computed; take another checkpoint, or the one before",
-                             x->name, values[i]);
+            return set_error(STATUS_BAD_INPUT, "tensor %s holds %g, with which nothing can be computed; take another checkpoint, "
+                             "or the one before", x->name, values[i]);
     return 0;
 }
 

@@ -104,7 +104,9 @@ static const cJSON *given(const cJSON *object, const char *key) {
 static int read_arch(const char *path, const cJSON *theirs, Arch *arch) {
     char printable[PRINTABLE_SIZE];
     const cJSON *type = given(theirs, "model_type");
-    if (!type) return set_error(STATUS_BAD_INPUT, "%s: model_type: is missing; gpt2, llama or qwen2 was wanted (a run's models lie in its checkpoints/)", path);
+    if (!type)
+        return set_error(STATUS_BAD_INPUT, "%s: model_type: is missing; gpt2, llama or qwen2 was wanted (a run's models lie in its "
+                         "checkpoints/)", path);
     const char *name = cJSON_IsString(type) ? type->valuestring : "";
     if (!strncmp(name, OWN_PREFIX, strlen(OWN_PREFIX))) name += strlen(OWN_PREFIX);
     for (int i = 0; i < ARCHS; i++) {

@@ -322,7 +322,7 @@ static void test_refusals(void **state) {
     must("train_gpt config.json --run_dir=kept --train.steps=5 && cp -r kept kept-before");
     refuses_teacher("distill.teacher|nowhere", "--distill.teacher=nowhere");
     refuses_teacher("distill.teacher|config.json|directory", "--distill.teacher=config.json");
-    refuses_teacher("distill.teacher|teacher: is a run|step-00000060", "--distill.teacher=teacher");     // a run's directory, not a checkpoint's
+    refuses_teacher("distill.teacher|teacher: is a run|step-00000060", "--distill.teacher=teacher");
     refuses_teacher("distill.teacher|empty", "--distill.teacher=");
     refuses_teacher("distill.teacher|vocabulary|32|40|model.vocab_size", "--distill.teacher=" TEACHER " --model.vocab_size=40");
     refuses_teacher("distill.teacher|8 positions|train.sequence_length (9)", "--distill.teacher=" TEACHER " --train.sequence_length=9");
