@@ -683,10 +683,6 @@ static int begin_weights(Model *m, uint64_t seed, CheckpointReader *beginning, u
     return status;
 }
 
-static int initialise_weights(Model *m, uint64_t seed, uint64_t *shared_hash) {
-    return begin_weights(m, seed, NULL, shared_hash);
-}
-
 static int load_weights(Model *m, CheckpointReader *reader) {
     device->zero(m->master, m->table.count * device->real_bytes);
     int status = for_pieces(m, m->master, true, load_piece, &(Loading){ reader, CHECKPOINT_WEIGHTS });
@@ -1065,8 +1061,7 @@ static int fill_trainer(Trainer *t, CheckpointReader *beginning, CheckpointReade
     if (!status) status = write_rope_table(&t->pass);
     if (!status && t->sampling.model) status = write_rope_table(&t->sampling);
     if (!status && teacher) status = load_teacher(t, teacher);
-    if (!status) status = beginning ? begin_weights(m, t->config.seed, beginning, &t->initial_weights)
-                                    : initialise_weights(m, t->config.seed, &t->initial_weights);
+    if (!status) status = begin_weights(m, t->config.seed, beginning, &t->initial_weights);
     if (from && t->config.init_from[0]) t->initial_weights = 0;     // where they came from need not be there any more
     if (!status && from) status = load_weights(m, from);
     if (!status && from) status = load_moment(t, m->moment1, from, CHECKPOINT_EXP_AVG);

@@ -270,7 +270,7 @@ static void bench_attention(void) {
 static Trainer *open_bench(const Config *config) {
     const Device *on = device;
     Trainer *t = open_trainer(on, config, NULL);
-    if (initialise_weights(&t->model, config->seed, &t->initial_weights)) {
+    if (begin_weights(&t->model, config->seed, NULL, &t->initial_weights)) {
         fprintf(stderr, "bench: %s\n", error_text());
         exit(1);
     }
